@@ -1,0 +1,318 @@
+//! [`Inbox::process`] and [`Inbox::process_batch`]: begin, claim, run the handler, commit; again where that may help.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::{BoxError, Claim, Delivery, Error, ErrorKind, InFlight, Inbox, Processed, Result, Transactions};
+
+/// What became of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "`InFlight` must not be acknowledged"]
+pub enum Outcome<T> {
+    /// The handler ran and what it did is committed; this is what it returned.
+    Processed(T),
+    /// It was processed before; the handler did not run.
+    Duplicate(Processed),
+    /// Another consumer is at it; the handler did not run. Do not acknowledge: the message must come again, because the
+    /// other consumer may yet fail.
+    InFlight(InFlight),
+}
+
+impl<T> Outcome<T> {
+    /// Whether the message's effect is committed, now or before, so that the broker may be told that it is done with.
+    pub const fn may_acknowledge(&self) -> bool {
+        matches!(self, Self::Processed(_) | Self::Duplicate(_))
+    }
+
+    /// The same outcome with what the handler returned turned into something else.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Outcome<U> {
+        match self {
+            Self::Processed(value) => Outcome::Processed(f(value)),
+            Self::Duplicate(processed) => Outcome::Duplicate(processed),
+            Self::InFlight(in_flight) => Outcome::InFlight(in_flight),
+        }
+    }
+}
+
+impl<S: Transactions> Inbox<S> {
+    /// Handles one delivery: opens a transaction, claims the message, runs `handler` with the transaction, commits.
+    ///
+    /// A duplicate and a message in flight elsewhere are answered without running the handler. Where the handler or the
+    /// store fails, all is rolled back. Where that failure is retryable (a serialization failure, a deadlock, a lost
+    /// connection; in the handler's own statements too), all of it runs again, with a fresh clone of the handler, under
+    /// the inbox's [`RetryPolicy`](crate::RetryPolicy); [`retry_if`](Self::retry_if) adds errors of the handler's own.
+    ///
+    /// What the handler writes through its transaction happens exactly once per (message id, consumer group). What it
+    /// does elsewhere happens at least once. The handler must not commit or roll back by itself.
+    ///
+    /// # Cancel-safety
+    ///
+    /// Dropped before the commit is sent, nothing has happened. Dropped during the commit, the outcome is open; the next
+    /// delivery finds out.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Handler`] with the handler's error as its source ([`Error::downcast_ref`]); an inbox [`Error`] that
+    /// the handler returned, as it is; [`ErrorKind::PayloadMismatch`]; and those of [`Transactions`] and
+    /// [`InboxStore`](crate::InboxStore). Do not acknowledge after an error.
+    ///
+    /// # Panics
+    ///
+    /// A panic of the handler passes through; the transaction is rolled back.
+    pub async fn process<T, E, F>(&self, delivery: impl Into<Delivery>, handler: F) -> Result<Outcome<T>>
+    where
+        F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
+        E: Into<BoxError>,
+    {
+        self.retry_if(|_: &E| false).process(delivery, handler).await
+    }
+
+    /// Handles a whole batch in one transaction: claims all its messages in one go, runs `handler` once with those that
+    /// are new, commits once.
+    ///
+    /// `delivery_of` gives each message's id. The handler gets the new messages in the order given; it is not run where
+    /// there are none. Where it fails, everything is rolled back and the messages are run **one by one**, so that one bad
+    /// message does not hold up its neighbours: the handler is then called with one message at a time.
+    ///
+    /// Returns an outcome for each message, in the order given: acknowledge those that
+    /// [may be](Outcome::may_acknowledge), and no other. Once the store itself is out of reach, the messages that were
+    /// not tried yet get that error without being tried.
+    ///
+    /// ```
+    /// # use inbox_core::{Inbox, MemoryInbox, MessageId, Outcome};
+    /// # struct Order { id: MessageId, cents: u64 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> inbox_core::Result<()> {
+    /// # let inbox = Inbox::new(MemoryInbox::with_state(0), "billing")?;
+    /// # let orders = [Order { id: MessageId::new("a")?, cents: 100 }, Order { id: MessageId::new("b")?, cents: 50 }];
+    /// let outcomes = inbox.process_batch(&orders, |order| order.id, async |tx, new| {
+    ///     for order in new {
+    ///         let cents = order.cents;
+    ///         tx.apply(move |total| *total += cents);
+    ///     }
+    ///     Ok::<_, inbox_core::Error>(())
+    /// }).await;
+    /// for (_order, outcome) in orders.iter().zip(outcomes) {
+    ///     if outcome?.may_acknowledge() { /* acknowledge the order's message */ }
+    /// }
+    /// # assert_eq!(inbox.store().state(|total| *total), 150);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel-safety
+    ///
+    /// As [`process`](Self::process), for the transaction at hand; what was committed one by one stays committed.
+    pub async fn process_batch<M, D, E, F>(
+        &self,
+        messages: &[M],
+        delivery_of: impl Fn(&M) -> D,
+        handler: F,
+    ) -> Vec<Result<Outcome<()>>>
+    where
+        D: Into<Delivery>,
+        F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
+        E: Into<BoxError>,
+    {
+        self.retry_if(|_: &E| false)
+            .process_batch(messages, delivery_of, handler)
+            .await
+    }
+
+    /// The same inbox, which also runs a transaction again where `passing` says so of the handler's error.
+    ///
+    /// ```
+    /// # use inbox_core::{Inbox, MemoryInbox, MessageId};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> inbox_core::Result<()> {
+    /// # let inbox = Inbox::new(MemoryInbox::new(), "billing")?;
+    /// # let id = MessageId::new("order-17")?;
+    /// inbox
+    ///     .retry_if(|error: &std::io::Error| error.kind() == std::io::ErrorKind::TimedOut)
+    ///     .process(id, async |_tx| Ok(()))
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn retry_if<E, P: Fn(&E) -> bool>(&self, passing: P) -> RetryIf<'_, S, P> {
+        RetryIf { inbox: self, passing }
+    }
+}
+
+/// An [`Inbox`] that knows which of the handler's errors are passing; made by [`Inbox::retry_if`].
+pub struct RetryIf<'a, S, P> {
+    inbox: &'a Inbox<S>,
+    passing: P,
+}
+
+impl<S: Transactions, P> RetryIf<'_, S, P> {
+    /// [`Inbox::process`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub async fn process<T, E, F>(&self, delivery: impl Into<Delivery>, handler: F) -> Result<Outcome<T>>
+    where
+        P: Fn(&E) -> bool,
+        F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
+        E: Into<BoxError>,
+    {
+        let delivery = delivery.into();
+        let mut attempts = self.inbox.retry.start();
+        loop {
+            match self.attempt(delivery, handler.clone()).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(error) => attempts.pause_or_give_up(error).await?,
+            }
+        }
+    }
+
+    /// [`Inbox::process_batch`].
+    pub async fn process_batch<M, D, E, F>(
+        &self,
+        messages: &[M],
+        delivery_of: impl Fn(&M) -> D,
+        handler: F,
+    ) -> Vec<Result<Outcome<()>>>
+    where
+        D: Into<Delivery>,
+        P: Fn(&E) -> bool,
+        F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
+        E: Into<BoxError>,
+    {
+        let deliveries: Vec<Delivery> = messages.iter().map(|message| delivery_of(message).into()).collect();
+        let mut attempts = self.inbox.retry.start();
+        let error = loop {
+            match self.attempt_batch(messages, &deliveries, handler.clone()).await {
+                Ok(outcomes) => return outcomes,
+                Err(error) => match attempts.pause_or_give_up(error).await {
+                    Ok(()) => {}
+                    Err(error) => break error,
+                },
+            }
+        };
+        tracing::debug!(%error, messages = messages.len(), "the batch failed; running its messages one by one");
+        let mut outcomes = Vec::with_capacity(messages.len());
+        let mut out_of_reach = error.kind().concerns_the_store().then_some(error);
+        for (message, delivery) in messages.iter().zip(deliveries) {
+            if let Some(error) = &out_of_reach {
+                outcomes.push(Err(error.clone()));
+                continue;
+            }
+            let handler = handler.clone();
+            let outcome = self
+                .process(delivery, async move |tx: &mut S::Tx| handler(tx, &[message]).await)
+                .await;
+            if let Err(error) = &outcome {
+                out_of_reach = error.kind().concerns_the_store().then(|| error.clone());
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    async fn attempt<T, E, F>(&self, delivery: Delivery, handler: F) -> Result<Outcome<T>>
+    where
+        P: Fn(&E) -> bool,
+        F: AsyncFnOnce(&mut S::Tx) -> Result<T, E>,
+        E: Into<BoxError>,
+    {
+        let Inbox { store, group, .. } = self.inbox;
+        let mut tx = store.begin().await?;
+        let answer = store.try_claim(&mut tx, group, delivery).await;
+        let outcome = match self.inbox.judge(answer, &delivery) {
+            Ok(Claim::New) => match handler(&mut tx).await {
+                Ok(value) => Ok(Outcome::Processed(value)),
+                Err(error) => Err(self.handler_error(error)),
+            },
+            Ok(Claim::Duplicate(processed)) => Ok(Outcome::Duplicate(processed)),
+            Ok(Claim::InFlight(in_flight)) => Ok(Outcome::InFlight(in_flight)),
+            Err(error) => Err(error),
+        };
+        if matches!(outcome, Ok(Outcome::Processed(_))) {
+            store.commit(tx).await?;
+        } else {
+            self.roll_back(tx).await;
+        }
+        outcome
+    }
+
+    async fn attempt_batch<M, E, F>(
+        &self,
+        messages: &[M],
+        deliveries: &[Delivery],
+        handler: F,
+    ) -> Result<Vec<Result<Outcome<()>>>>
+    where
+        P: Fn(&E) -> bool,
+        F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E>,
+        E: Into<BoxError>,
+    {
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Inbox { store, group, .. } = self.inbox;
+        let mut tx = store.begin().await?;
+        let answers = store.try_claim_batch(&mut tx, group, deliveries).await;
+        let claims = match self.inbox.judge_batch(answers, deliveries) {
+            Ok(claims) => claims,
+            Err(error) => {
+                self.roll_back(tx).await;
+                return Err(error);
+            }
+        };
+        let new: Vec<&M> = messages
+            .iter()
+            .zip(&claims)
+            .filter(|(_, claim)| matches!(claim, Ok(Claim::New)))
+            .map(|(message, _)| message)
+            .collect();
+        if new.is_empty() {
+            self.roll_back(tx).await;
+        } else if let Err(error) = handler(&mut tx, &new).await {
+            self.roll_back(tx).await;
+            return Err(self.handler_error(error));
+        } else {
+            store.commit(tx).await?;
+        }
+        Ok(claims
+            .into_iter()
+            .map(|claim| {
+                claim.map(|claim| match claim {
+                    Claim::New => Outcome::Processed(()),
+                    Claim::Duplicate(processed) => Outcome::Duplicate(processed),
+                    Claim::InFlight(in_flight) => Outcome::InFlight(in_flight),
+                })
+            })
+            .collect())
+    }
+
+    /// The transaction is void either way; that its rollback failed is worth a word and no more.
+    async fn roll_back(&self, tx: S::Tx) {
+        if let Err(error) = self.inbox.store.rollback(tx).await {
+            tracing::debug!(%error, "the rollback failed; the database rolls back when it sees the connection gone");
+        }
+    }
+
+    fn handler_error<E>(&self, error: E) -> Error
+    where
+        P: Fn(&E) -> bool,
+        E: Into<BoxError>,
+    {
+        let passing = (self.passing)(&error);
+        let error = error.into();
+        let retryable = passing || self.classify(&*error).is_some_and(ErrorKind::is_retryable);
+        Error::from_handler(error, retryable)
+    }
+
+    /// The kind of the first link in a handler error's chain of sources that we or the store's driver made.
+    fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
+        std::iter::successors(Some(error), |&link| link.source()).find_map(|link| {
+            link.downcast_ref::<Error>()
+                .map(Error::kind)
+                .or_else(|| self.inbox.store.classify(link))
+        })
+    }
+}
+
+impl<S, P> fmt::Debug for RetryIf<'_, S, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryIf").field("inbox", self.inbox).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,1 @@
+//! The inbox pattern (idempotent consumer) on SQLite, by rusqlite.
