@@ -41,7 +41,9 @@ impl ConsumerGroup {
             )
         };
         if name.is_empty() {
-            return Err(invalid("it is empty; name the logical consumer, such as \"billing\"".into()));
+            return Err(invalid(
+                "it is empty; name the logical consumer, such as \"billing\"".into(),
+            ));
         }
         if name.len() > Self::MAX_BYTES {
             return Err(invalid(format!(
@@ -51,7 +53,9 @@ impl ConsumerGroup {
             )));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
-            return Err(invalid(format!("it has the control character {control:?} in it; leave it out")));
+            return Err(invalid(format!(
+                "it has the control character {control:?} in it; leave it out"
+            )));
         }
         Ok(Self(name.into()))
     }

@@ -313,6 +313,8 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
 
 impl<S, P> fmt::Debug for RetryIf<'_, S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RetryIf").field("inbox", self.inbox).finish_non_exhaustive()
+        f.debug_struct("RetryIf")
+            .field("inbox", self.inbox)
+            .finish_non_exhaustive()
     }
 }

@@ -106,15 +106,24 @@ mod tests {
             }
         };
         assert_eq!(pauses.len(), 9);
-        assert!(pauses[0] >= policy.first_pause && pauses[0] <= 3 * policy.first_pause, "{pauses:?}");
-        assert!(pauses[8] >= policy.longest_pause && pauses[8] <= 3 * policy.longest_pause, "{pauses:?}");
+        assert!(
+            pauses[0] >= policy.first_pause && pauses[0] <= 3 * policy.first_pause,
+            "{pauses:?}"
+        );
+        assert!(
+            pauses[8] >= policy.longest_pause && pauses[8] <= 3 * policy.longest_pause,
+            "{pauses:?}"
+        );
         assert!(error.to_string().contains("10 attempts"), "{error}");
     }
 
     #[tokio::test]
     async fn what_is_not_retryable_is_given_back_at_once() {
         let mut attempts = RetryPolicy::default().start();
-        let error = attempts.pause_or_give_up(Error::new(ErrorKind::Schema, "no table")).await.unwrap_err();
+        let error = attempts
+            .pause_or_give_up(Error::new(ErrorKind::Schema, "no table"))
+            .await
+            .unwrap_err();
         assert_eq!(error.to_string(), "no table");
     }
 }

@@ -116,12 +116,7 @@ pub trait ClaimIn<T: Send>: InboxStore {
     /// # Errors
     ///
     /// As there.
-    async fn claim_batch_in(
-        &self,
-        tx: &mut T,
-        group: &ConsumerGroup,
-        deliveries: &[Delivery],
-    ) -> Result<Vec<Claim>>;
+    async fn claim_batch_in(&self, tx: &mut T, group: &ConsumerGroup, deliveries: &[Delivery]) -> Result<Vec<Claim>>;
 }
 
 #[async_trait]
