@@ -47,3 +47,8 @@ pub use inbox_core::*;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use inbox_sqlite as sqlite;
+
+/// The README's programs, compiled and run.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -34,7 +34,7 @@ const LOG_SIZE_LIMIT: u64 = 16 * 1024 * 1024;
 /// the runtime is ever blocked by a lock; only the commit, which flushes to disk, runs on a thread for blocking work. A
 /// second connection, for files, reads.
 ///
-/// Clones share all of this.
+/// Clones share all of this. It needs a tokio runtime, of either kind, with its timer enabled.
 ///
 /// ```
 /// use inbox_core::{Inbox, MessageId};
@@ -497,6 +497,8 @@ impl Builder {
             let doing = format!("open the database {}", path.display());
             driver_error(&doing, error)
         })?;
+        // Room for the application's statements beside the store's.
+        connection.set_prepared_statement_cache_capacity(64);
         if let Some(run) = &self.on_connect {
             run(&connection).map_err(|error| driver_error("run on_connect", error))?;
         }
