@@ -371,7 +371,7 @@ impl Upkeep for RedisInbox {
 fn judge(key: &str, value: &[u8]) -> Result<Claim> {
     match std::str::from_utf8(value).ok().and_then(Value::read) {
         Some(Value::Record { processed, .. }) => Ok(Claim::Duplicate(processed)),
-        Some(Value::Fence) => Ok(Claim::InFlight(InFlight::new())),
+        Some(Value::Fence) => Ok(Claim::InFlight(InFlight::new().retry_after(keys::FENCE_STANDS))),
         None => Err(Error::new(
             ErrorKind::Schema,
             format!(
