@@ -189,59 +189,57 @@ impl RedisInbox {
     pub async fn claim_now(&self, group: &ConsumerGroup, delivery: impl Into<Delivery>) -> Result<Claim> {
         let delivery = delivery.into();
         let claimed = Claimed::new(self.key(group, delivery.id()), &delivery);
-        let first = match self.shared.connection().await {
-            Ok(mut pooled) => {
-                let answer = self.set_now(&mut pooled.connection, &claimed).await;
-                if answer.is_err() {
-                    // What it still has to say belongs to nobody.
-                    drop(Object::take(pooled));
+        let mut pooled = self.shared.connection().await?;
+        let mut answer = self.set_now(&mut pooled.connection, &claimed).await;
+        if answer.is_err() {
+            // What it still has to say belongs to nobody.
+            drop(Object::take(pooled));
+        }
+        for _again in 0..3 {
+            match answer {
+                Err(lost) if kind_of(&lost) == ErrorKind::Unavailable => {
+                    answer = self.set_now(&mut self.shared.fresh().await?, &claimed).await;
                 }
-                answer
+                _ => break,
             }
-            Err(error) => return Err(error),
-        };
-        let claim = match first {
-            Err(lost) if lost.kind() == ErrorKind::Unavailable => {
-                let again = async { self.set_now(&mut self.shared.fresh().await?, &claimed).await }.await;
-                again.map_err(|error| {
-                    Error::new(
-                        ErrorKind::OutcomeUnknown,
-                        format!(
-                            "the claim was sent and its answer lost ({lost}), and it could not be asked again: {error}"
-                        ),
-                    )
-                    .with_source(error)
-                })?
-            }
-            answer => answer?,
+        }
+        let standing = answer.map_err(|error| match kind_of(&error) {
+            ErrorKind::Unavailable => Error::new(
+                ErrorKind::OutcomeUnknown,
+                format!("the claim was sent, and neither its answer came nor that of asking again ({error})"),
+            )
+            .with_source(error),
+            _ => driver_error("claim a message", error),
+        })?;
+        let claim = match standing {
+            Some(value) if token_of(Some(&value)) == Some(claimed.token) => Claim::New,
+            Some(value) => judge(&claimed.key, &value)?,
+            // It expired between the two commands: the next delivery will be new.
+            None => Claim::InFlight(InFlight::new()),
         };
         claim.verified(&delivery)
     }
 
-    async fn set_now(&self, connection: &mut MultiplexedConnection, claimed: &Claimed) -> Result<Claim> {
-        let failed = |error| driver_error("claim a message", error);
-        let Claimed {
+    /// Writes a record where there is none; answers what stands there then.
+    async fn set_now(
+        &self,
+        connection: &mut MultiplexedConnection,
+        Claimed {
             key,
             token,
             fingerprint,
-        } = claimed;
+        }: &Claimed,
+    ) -> Result<Option<Vec<u8>>, RedisError> {
         // The server's clock would take a round trip of its own; this time is for people to read, the time to live is
         // the server's.
         let value = Value::write(SystemTime::now(), *token, *fingerprint);
         let set: Reply = keys::record(key, &value, self.shared.retention)
             .query_async(connection)
-            .await
-            .map_err(failed)?;
+            .await?;
         if set == Reply::Okay {
-            return Ok(Claim::New);
+            return Ok(Some(value.into_bytes()));
         }
-        let standing: Option<Vec<u8>> = keys::get(key).query_async(connection).await.map_err(failed)?;
-        match standing {
-            Some(value) if token_of(Some(&value)) == Some(*token) => Ok(Claim::New),
-            Some(value) => judge(key, &value),
-            // It expired between the two commands: the next delivery will be new.
-            None => Ok(Claim::InFlight(InFlight::new())),
-        }
+        keys::get(key).query_async(connection).await
     }
 
     async fn command<T: redis::FromRedisValue>(&self, command: &Cmd, doing: &str) -> Result<T> {
