@@ -19,6 +19,7 @@ use crate::programs::User;
 /// server's affair. Arguments: the folder, the last signal, then the server's command line.
 const SCRIPT: &str = r#"
 folder=$1; last=$2; shift 2; pid=
+exec 2>>"$folder/log" # where the shell says whom it killed
 stop() { if [ -n "$pid" ]; then kill -s "$1" "$pid" 2>/dev/null; wait "$pid"; pid=; fi; }
 while read -r order; do
     case $order in

@@ -1,6 +1,7 @@
 //! What the tests of this crate share: a place on a server, and a proxy that cuts links.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
