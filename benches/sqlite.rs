@@ -4,6 +4,8 @@
 //! synchronous=FULL) in one folder, and prints the ratio beside the bar of the design. Criterion's own figures of the
 //! same functions follow.
 
+#![allow(clippy::expect_used, reason = "a measurement that fails has nothing to say")]
+
 mod support;
 
 use std::hint::black_box;
