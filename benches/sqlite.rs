@@ -249,10 +249,10 @@ fn main() {
         .sample_size(20)
         .measurement_time(Duration::from_secs(2));
     criterion.bench_function("claim/ours", |b| {
-        b.iter(|| claim_by_us(&table, &group, &mut ours, our_ids.next()))
+        b.iter(|| claim_by_us(&table, &group, &mut ours, our_ids.next()));
     });
     criterion.bench_function("claim/by hand", |b| {
-        b.iter(|| claim_by_hand(&mut theirs, their_ids.next()))
+        b.iter(|| claim_by_hand(&mut theirs, their_ids.next()));
     });
     criterion.final_summary();
 }
