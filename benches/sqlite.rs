@@ -4,6 +4,8 @@
 //! synchronous=FULL) in one folder, and prints the ratio beside the bar of the design. Criterion's own figures of the
 //! same functions follow.
 
+#![allow(clippy::expect_used, reason = "a measurement that fails has nothing to say")]
+
 mod support;
 
 use std::hint::black_box;
@@ -247,10 +249,10 @@ fn main() {
         .sample_size(20)
         .measurement_time(Duration::from_secs(2));
     criterion.bench_function("claim/ours", |b| {
-        b.iter(|| claim_by_us(&table, &group, &mut ours, our_ids.next()))
+        b.iter(|| claim_by_us(&table, &group, &mut ours, our_ids.next()));
     });
     criterion.bench_function("claim/by hand", |b| {
-        b.iter(|| claim_by_hand(&mut theirs, their_ids.next()))
+        b.iter(|| claim_by_hand(&mut theirs, their_ids.next()));
     });
     criterion.final_summary();
 }

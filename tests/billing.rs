@@ -1,6 +1,8 @@
 //! The program `examples/billing.rs` on the capture, as a person runs it: totals, second runs, crashes, two at once, and
 //! bad input.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! What the manifests promise, held against the lock file.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 

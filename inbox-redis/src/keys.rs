@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use crc::{CRC_16_XMODEM, Crc};
-use inbox_core::{ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, MessageId, Processed, Result};
+use inbox_core::{ConsumerGroup, Delivery, Error, Fingerprint, MessageId, Processed, Result, check_name};
 use redis::{Cmd, cmd};
 use uuid::Uuid;
 
@@ -51,22 +51,12 @@ impl Keys {
 }
 
 fn checked(what: &str, name: &str) -> Result<()> {
-    let why = if name.is_empty() {
-        "it is empty; leave it out for the default"
-    } else if name.len() > 255 {
-        "it has more than 255 bytes; take a shorter one"
-    } else if name.contains(['{', '}']) {
-        "it has a brace in it, which would change the slot of every key; leave it out"
-    } else if name.chars().any(char::is_control) {
-        "it has a control character in it; leave it out"
-    } else {
-        return Ok(());
-    };
-    let shown: String = name.chars().take(63).collect();
-    Err(Error::new(
-        ErrorKind::InvalidInput,
-        format!("invalid {what} {shown:?}: {why}"),
-    ))
+    check_name(what, name, 255)?;
+    if name.contains(['{', '}']) {
+        let why = "it has a brace in it, which would change the slot of every key; leave it out";
+        return Err(Error::invalid(what, name, why));
+    }
+    Ok(())
 }
 
 /// The slot of a key in a cluster: the CRC-16 (XMODEM) of its tag, or of all of it, modulo 16384.
@@ -197,6 +187,8 @@ impl Claimed {
 #[cfg(test)]
 mod tests {
     use std::time::UNIX_EPOCH;
+
+    use inbox_core::ErrorKind;
 
     use super::*;
 

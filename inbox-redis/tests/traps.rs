@@ -1,5 +1,7 @@
 //! Faults that inboxes on Redis have met in the field, each as a test, on a real server.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
 mod common;
 
 use std::sync::Arc;

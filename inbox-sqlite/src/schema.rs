@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use inbox_core::{
     Claim, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, Key, MessageId, Processed, Purge, Purged,
-    Record, Result,
+    Record, Result, check_name,
 };
 use rusqlite::types::Type;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
@@ -164,24 +164,10 @@ impl SqliteTable {
     /// has a control character in it.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
-        let invalid = |why: &str| {
-            let shown: String = name.chars().take(63).collect();
-            Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!("invalid table name {shown:?}: {why}"),
-            ))
-        };
-        if name.is_empty() {
-            return invalid("it is empty; leave it out for \"inbox_events\"");
-        }
-        if name.len() > 63 {
-            return invalid("it has more than 63 bytes; take a shorter one");
-        }
-        if name.chars().any(char::is_control) {
-            return invalid("it has a control character in it; leave it out");
-        }
+        check_name("table name", &name, 63)?;
         if name.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("sqlite_")) {
-            return invalid("SQLite keeps names that begin with \"sqlite_\" for itself; take another");
+            let why = "SQLite keeps names that begin with \"sqlite_\" for itself; take another";
+            return Err(Error::invalid("table name", &name, why));
         }
         Ok(Self::named(name))
     }

@@ -1,6 +1,8 @@
 //! A file, a database in memory and a connection of the caller's all serve, each with the settings that it needs and no
 //! other; and the synchronous inbox in the caller's own transaction.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
 mod common;
 
 use common::{Place, handle, id};

@@ -1,6 +1,7 @@
 //! What the tests of this crate share: a database file with a table of effects.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::path::PathBuf;
 
