@@ -17,10 +17,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use inbox::sqlite::rusqlite::{Connection, params};
-use inbox::sqlite::{SqliteInbox, SqliteTx};
 use inbox::{BoxError, Inbox, InboxStore, MessageId, Outcome, Transactions, Upkeep};
 use serde::Deserialize;
+
+#[cfg(feature = "redis")]
+#[path = "billing/redis.rs"]
+mod redis;
+#[path = "billing/sqlite.rs"]
+mod sqlite;
 
 type Result<T, E = BoxError> = std::result::Result<T, E>;
 
@@ -36,7 +40,8 @@ struct Args {
     #[arg(long, value_name = "PATH")]
     input: Option<PathBuf>,
 
-    /// Where records and invoices are kept: sqlite:PATH [default: billing.db in cargo's target folder]
+    /// Where records and invoices are kept: sqlite:PATH or redis://HOST:PORT [default: sqlite, billing.db in cargo's
+    /// target folder]
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
 
@@ -67,8 +72,16 @@ async fn main() -> ExitCode {
 async fn run(args: Args) -> Result<()> {
     let store = args.store.clone().map_or_else(default_store, Ok)?;
     match store.split_once(':') {
-        Some(("sqlite", path)) if !path.is_empty() => bill(SqliteLedger::open(Path::new(path)).await?, &args).await,
-        _ => Err(format!("unknown store {store:?}; this program knows sqlite:PATH").into()),
+        Some(("sqlite", path)) if !path.is_empty() => {
+            bill(sqlite::SqliteLedger::open(Path::new(path)).await?, &args).await
+        }
+        #[cfg(feature = "redis")]
+        Some(("redis" | "rediss", _)) => bill(redis::RedisLedger::connect(&store).await?, &args).await,
+        _ => Err(format!(
+            "unknown store {store:?}; this program knows sqlite:PATH, and redis://HOST:PORT if it is built with \
+             --features redis"
+        )
+        .into()),
     }
 }
 
@@ -315,81 +328,4 @@ trait Ledger {
 
     /// Reads the books: all invoices and all records, of every group.
     async fn books(&self) -> Result<Books>;
-}
-
-struct SqliteLedger {
-    store: SqliteInbox,
-    path: PathBuf,
-}
-
-impl SqliteLedger {
-    async fn open(path: &Path) -> Result<Self> {
-        let store = SqliteInbox::open(path).await?;
-        Ok(Self {
-            store,
-            path: path.into(),
-        })
-    }
-}
-
-impl Ledger for SqliteLedger {
-    type Inbox = SqliteInbox;
-
-    fn inbox(&self) -> SqliteInbox {
-        self.store.clone()
-    }
-
-    async fn set_up(&self) -> Result<()> {
-        let tx = self.store.begin().await?;
-        // Without a unique key, on purpose: a second invoice for an event would be seen.
-        tx.execute_batch(
-            "CREATE TABLE IF NOT EXISTS invoices (
-                 consumer_group TEXT NOT NULL,
-                 event_id       BLOB NOT NULL,
-                 order_id       TEXT NOT NULL,
-                 customer_id    TEXT NOT NULL,
-                 amount_cents   INTEGER NOT NULL,
-                 currency       TEXT NOT NULL
-             ) STRICT",
-        )?;
-        Ok(self.store.commit(tx).await?)
-    }
-
-    async fn invoice(tx: &mut SqliteTx, group: &str, Delivery { id, order, .. }: &Delivery) -> Result<()> {
-        tx.prepare_cached("INSERT INTO invoices VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
-            .execute(params![
-                group,
-                id.as_bytes(),
-                order.order_id,
-                order.customer_id,
-                order.amount_cents,
-                order.currency
-            ])?;
-        Ok(())
-    }
-
-    async fn books(&self) -> Result<Books> {
-        let connection = Connection::open(&self.path)?;
-        let (invoices, invoiced_events, unrecorded, recorded_events) = connection.query_row(
-            "SELECT (SELECT count(*) FROM invoices),
-                    (SELECT count(*) FROM (SELECT DISTINCT consumer_group, event_id FROM invoices)),
-                    (SELECT count(*) FROM invoices AS i WHERE NOT EXISTS (
-                         SELECT 1 FROM inbox_events AS e
-                         WHERE e.event_id = i.event_id AND e.consumer_group = i.consumer_group)),
-                    (SELECT count(*) FROM inbox_events)",
-            [],
-            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
-        )?;
-        let totals = connection
-            .prepare("SELECT currency, sum(amount_cents) FROM invoices GROUP BY currency")?
-            .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
-            .collect::<Result<_, _>>()?;
-        Ok(Books {
-            invoices,
-            invoiced_events,
-            unrecorded,
-            recorded_events,
-            totals,
-        })
-    }
 }

@@ -37,11 +37,18 @@
 //! | --- | --- |
 //! | `sqlite` | the module `sqlite`: SQLite, by rusqlite |
 //! | `sqlite-bundled` (default) | the same, with SQLite itself compiled in |
+//! | `redis` | the module `redis`: Redis, by redis-rs |
+//! | `redis-tls` | the same, with TLS |
 //!
 //! Everything of [`inbox_core`] stands at the top of this crate; a backend is a module. To run the conformance suite on
 //! a store of your own, take the crate `inbox-conformance`.
 
 pub use inbox_core::*;
+
+/// The Redis backend: the crate `inbox-redis`.
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use inbox_redis as redis;
 
 /// The SQLite backend: the crate `inbox-sqlite`.
 #[cfg(feature = "sqlite")]

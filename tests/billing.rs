@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
@@ -19,19 +20,54 @@ const TOTALS: [&str; 4] = [
 ];
 const SIGKILL: i32 = 9;
 
+/// A place for a store of one kind, and the folder of the test.
 struct Billing {
     folder: TempDir,
+    server: Server,
+}
+
+/// Which store a test runs on. Those of a server have one to themselves.
+#[derive(Clone, Copy)]
+enum Kind {
+    Sqlite,
+    #[cfg(feature = "redis")]
+    Redis,
+}
+
+const KINDS: &[Kind] = &[
+    Kind::Sqlite,
+    #[cfg(feature = "redis")]
+    Kind::Redis,
+];
+
+enum Server {
+    None,
+    #[cfg(feature = "redis")]
+    Redis(inbox_test_servers::Redis),
 }
 
 impl Billing {
     fn new() -> Self {
+        Self::on(Kind::Sqlite)
+    }
+
+    fn on(kind: Kind) -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),
+            server: match kind {
+                Kind::Sqlite => Server::None,
+                #[cfg(feature = "redis")]
+                Kind::Redis => Server::Redis(inbox_test_servers::Redis::start(&inbox_test_servers::Redis::DURABLE)),
+            },
         }
     }
 
     fn store(&self) -> String {
-        format!("sqlite:{}", self.folder.path().join("billing.db").display())
+        match &self.server {
+            Server::None => format!("sqlite:{}", self.folder.path().join("billing.db").display()),
+            #[cfg(feature = "redis")]
+            Server::Redis(server) => server.url(),
+        }
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -51,13 +87,33 @@ impl Billing {
     }
 }
 
-/// The example. `cargo test` builds it before it runs this; `cargo test --test billing` alone does not.
-fn program() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let profile = test.ancestors().nth(2).unwrap();
-    let program = profile.join("examples").join("billing");
-    assert!(program.exists(), "build it: cargo build --example billing");
-    program
+/// The example, built with the features of this test: `cargo test --test billing` alone would leave it as it was.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let profile = test.ancestors().nth(2).unwrap();
+        let features = [("redis", cfg!(feature = "redis"))];
+        let features: Vec<&str> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .args([
+                "build",
+                "--quiet",
+                "--example",
+                "billing",
+                "--features",
+                &features.join(","),
+            ])
+            .arg("--target-dir")
+            .arg(profile.parent().unwrap())
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+        profile.join("examples").join("billing")
+    })
 }
 
 fn text(output: &Output) -> (String, String) {
@@ -90,20 +146,25 @@ fn assert_fails(output: &Output, expected: &str) {
 
 #[test]
 fn the_capture_becomes_296_invoices_and_a_second_run_finds_only_duplicates() {
-    let billing = Billing::new();
-    let first = assert_right(&billing.run(&[]));
-    assert!(first.contains("deliveries                   554\n"), "{first}");
-    assert!(first.contains("duplicates skipped           154\n"), "{first}");
-    assert!(first.contains("new invoices                 296\n"), "{first}");
-    let second = assert_right(&billing.run(&[]));
-    assert!(second.contains("duplicates skipped           554\n"), "{second}");
-    assert!(second.contains("new invoices                   0\n"), "{second}");
+    for kind in KINDS {
+        let billing = Billing::on(*kind);
+        let first = assert_right(&billing.run(&[]));
+        assert!(first.contains("deliveries                   554\n"), "{first}");
+        assert!(first.contains("duplicates skipped           154\n"), "{first}");
+        assert!(first.contains("new invoices                 296\n"), "{first}");
+        let second = assert_right(&billing.run(&[]));
+        assert!(second.contains("duplicates skipped           554\n"), "{second}");
+        assert!(second.contains("new invoices                   0\n"), "{second}");
+    }
 }
 
 #[test]
 fn in_batches_it_is_the_same() {
-    for size in ["1", "7", "100", "1000"] {
-        let billing = Billing::new();
+    for (size, kind) in ["1", "7", "100", "1000"]
+        .iter()
+        .flat_map(|size| KINDS.iter().map(move |kind| (size, kind)))
+    {
+        let billing = Billing::on(*kind);
         let first = assert_right(&billing.run(&["--batch", size]));
         assert!(first.contains("duplicates skipped           154\n"), "{first}");
         let second = assert_right(&billing.run(&["--batch", size]));
@@ -111,16 +172,17 @@ fn in_batches_it_is_the_same() {
     }
 }
 
-/// Killed at every delivery in turn, each time on what the crashes before have left, and every time from a fresh store
-/// for a sample: the next run picks up.
+/// Killed at every delivery in turn, each time on what the crashes before have left.
 #[test]
 fn killed_at_any_delivery_the_next_run_picks_up() {
-    let worn = Billing::new();
-    for at in 1..=DELIVERIES {
-        let crashed = worn.run(&["--crash-at", &at.to_string()]);
-        assert_eq!(crashed.status.signal(), Some(SIGKILL), "at {at}: {:?}", text(&crashed));
+    for kind in KINDS {
+        let worn = Billing::on(*kind);
+        for at in 1..=DELIVERIES {
+            let crashed = worn.run(&["--crash-at", &at.to_string()]);
+            assert_eq!(crashed.status.signal(), Some(SIGKILL), "at {at}: {:?}", text(&crashed));
+        }
+        assert_right(&worn.run(&[]));
     }
-    assert_right(&worn.run(&[]));
 }
 
 #[test]
@@ -135,9 +197,10 @@ fn killed_at_any_delivery_of_a_fresh_store_the_next_run_picks_up() {
 }
 
 #[test]
-fn two_at_once_on_one_file_share_the_work() {
-    for args in [&[][..], &["--batch", "20"]] {
-        let billing = Billing::new();
+fn two_at_once_on_one_store_share_the_work() {
+    let ways: [&[&str]; 2] = [&[], &["--batch", "20"]];
+    for (args, kind) in ways.iter().flat_map(|args| KINDS.iter().map(move |kind| (args, kind))) {
+        let billing = Billing::on(*kind);
         let spawn = || {
             billing
                 .command(args)

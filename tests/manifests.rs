@@ -29,63 +29,61 @@ fn version(text: &str) -> (u32, u32, u32) {
 }
 
 /// The `rust-version` of each published crate is what its locked dependencies need, or edition 2024, whichever is later:
-/// no lower, or it would not build there, and no higher, or it would turn people away for nothing.
+/// no lower, or it would not build there, and no higher, or it would turn people away for nothing. Of optional dependencies
+/// only those count that are on by default; a feature may need more, and its crate says so.
 #[test]
 fn the_rust_version_is_the_lowest_that_the_locked_dependencies_allow() {
     let metadata = metadata();
-    let packages: BTreeMap<&str, &Value> = metadata["packages"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|package| (text(package, "id"), package))
-        .collect();
-    let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|node| (text(node, "id"), node))
-        .collect();
-    let mut needed = (version("1.85"), "edition 2024");
-    let mut seen = BTreeSet::new();
-    let members = metadata["workspace_members"].as_array().unwrap();
-    let mut reached: Vec<&str> = members.iter().map(|id| id.as_str().unwrap()).collect();
-    while let Some(id) = reached.pop() {
-        if !seen.insert(id) {
+    let by_id = |list: &'static str| -> BTreeMap<&str, &Value> {
+        let list = if list == "nodes" {
+            &metadata["resolve"]["nodes"]
+        } else {
+            &metadata[list]
+        };
+        list.as_array()
+            .unwrap()
+            .iter()
+            .map(|item| (text(item, "id"), item))
+            .collect()
+    };
+    let (packages, nodes) = (by_id("packages"), by_id("nodes"));
+    for member in metadata["workspace_members"].as_array().unwrap() {
+        let member = member.as_str().unwrap();
+        if is_private(packages[member]) {
             continue;
         }
-        let package = packages[id];
-        if !package["source"].is_null() {
-            let needs = package["rust_version"].as_str().map_or((0, 0, 0), version);
-            needed = needed.max((needs, text(package, "name")));
-        }
-        for dependency in nodes[id]["deps"].as_array().unwrap() {
-            // A kind of null is an ordinary dependency; tests and benches may need more.
-            if dependency["dep_kinds"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .any(|kind| kind["kind"].is_null())
-            {
-                reached.push(text(dependency, "pkg"));
+        let mut needed = (version("1.85"), "edition 2024");
+        let (mut seen, mut reached) = (BTreeSet::new(), vec![member]);
+        while let Some(id) = reached.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            if !packages[id]["source"].is_null() {
+                let needs = packages[id]["rust_version"].as_str().map_or((0, 0, 0), version);
+                needed = needed.max((needs, text(packages[id], "name")));
+            }
+            for dependency in nodes[id]["deps"].as_array().unwrap() {
+                // A kind of null is an ordinary dependency; tests and benches may need more.
+                let kinds = dependency["dep_kinds"].as_array().unwrap();
+                if kinds.iter().any(|kind| kind["kind"].is_null()) {
+                    reached.push(text(dependency, "pkg"));
+                }
             }
         }
+        let (name, given) = (text(packages[member], "name"), text(packages[member], "rust_version"));
+        assert_eq!(version(given), needed.0, "{name} against {}", needed.1);
     }
-    for member in members {
-        let package = packages[member.as_str().unwrap()];
-        assert_eq!(
-            version(text(package, "rust_version")),
-            needed.0,
-            "{} against {}",
-            text(package, "name"),
-            needed.1
-        );
-    }
+}
+
+/// Not to be published.
+fn is_private(package: &Value) -> bool {
+    package["publish"].as_array().is_some_and(Vec::is_empty)
 }
 
 #[test]
 fn every_published_crate_says_what_it_is() {
     for package in metadata()["packages"].as_array().unwrap() {
-        if !package["source"].is_null() || package["publish"].as_array().is_some_and(Vec::is_empty) {
+        if !package["source"].is_null() || is_private(package) {
             continue;
         }
         let name = text(package, "name");
