@@ -15,7 +15,7 @@ use criterion::Criterion;
 use inbox::sqlite::rusqlite::{Connection, TransactionBehavior, params};
 use inbox::sqlite::{SqliteInbox, SqliteTable};
 use inbox::{BoxError, ConsumerGroup, Delivery, Inbox, MessageId, Upkeep};
-use support::{compare, timed};
+use support::{Ids, compare, timed};
 use tokio::runtime::Runtime;
 
 const CLAIM: &str = "INSERT INTO inbox_events (event_id, consumer_group, processed_at, fingerprint)
@@ -23,19 +23,6 @@ const CLAIM: &str = "INSERT INTO inbox_events (event_id, consumer_group, process
     ON CONFLICT (event_id, consumer_group) DO NOTHING";
 const EFFECT: &str = "INSERT INTO invoices (event_id, amount_cents) VALUES (?1, 100)";
 const BATCH: usize = 100;
-
-/// Ids that no run has used before.
-#[derive(Default)]
-struct Ids(u128);
-
-impl Ids {
-    fn next(&mut self) -> MessageId {
-        // Spread over the key space, as random UUIDs are.
-        self.0 += 1;
-        let spread = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-        MessageId::from_uuid(inbox::uuid::Uuid::from_u128(spread)).expect("a multiple of an odd number is not zero")
-    }
-}
 
 /// A database of its own with both tables, and a second one alike.
 struct Database {

@@ -1,6 +1,10 @@
 //! Comparing two ways of doing a thing, side by side in one run.
 
+#![allow(dead_code, reason = "every benchmark uses a part of it")]
+
 use std::time::{Duration, Instant};
+
+use inbox::MessageId;
 
 /// How a comparison came out: our time as a multiple of theirs.
 pub(crate) struct Ratio {
@@ -63,4 +67,17 @@ pub(crate) fn timed(times: u32, mut f: impl FnMut()) -> Duration {
         f();
     }
     start.elapsed()
+}
+
+/// Ids that no run has used before.
+#[derive(Default)]
+pub(crate) struct Ids(u128);
+
+impl Ids {
+    pub(crate) fn next(&mut self) -> MessageId {
+        // Spread over the key space, as random UUIDs are.
+        self.0 += 1;
+        let spread = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        MessageId::from_uuid(inbox::uuid::Uuid::from_u128(spread)).expect("a multiple of an odd number is not zero")
+    }
 }
