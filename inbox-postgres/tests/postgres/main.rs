@@ -1,0 +1,12 @@
+//! The PostgreSQL backend against real servers: each trap that such inboxes have met in the field, as a test.
+
+mod cancel;
+mod claims;
+mod crash;
+mod guards;
+mod names;
+mod place;
+mod pooler;
+mod purge;
+mod setup;
+mod wait;
