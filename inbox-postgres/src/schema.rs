@@ -279,8 +279,8 @@ SELECT c.oid IS NOT NULL, c.relkind::text, c.relpersistence::text, c.relrowsecur
             WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts = 2
               AND a.attname = 'consumer_group' AND i.indkey[1] = 0),
     (SELECT string_agg(quote_ident(k.relname), ', ') FROM keys k WHERE k.indrelid = c.oid AND NOT k.is_the_key
-        AND NOT EXISTS (SELECT FROM columns a WHERE a.attrelid = c.oid AND k.indnkeyatts = 1
-                        AND a.attnum = k.first AND (a.atthasdef OR a.attidentity <> ''))),
+        AND NOT (k.indisprimary AND k.indnkeyatts = 1 AND EXISTS (
+            SELECT FROM columns a WHERE a.attnum = k.first AND (a.atthasdef OR a.attidentity <> '')))),
     (SELECT string_agg(quote_ident(tgname), ', ') FROM pg_trigger
      WHERE tgrelid = c.oid AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 7 = 7),
     (SELECT string_agg(quote_ident(rulename), ', ') FROM pg_rewrite WHERE ev_class = c.oid AND ev_type = '3')
@@ -291,7 +291,7 @@ const INSPECT_WITH: &str = "\
 WITH columns AS (
     SELECT * FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
 ), keys AS (
-    SELECT i.indrelid, r.relname, i.indnkeyatts, i.indkey[0] AS first,
+    SELECT i.indrelid, r.relname, i.indisprimary, i.indnkeyatts, i.indkey[0] AS first,
         i.indisvalid AND i.indisready AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
         AND i.indnkeyatts = 2 AND (
             SELECT array_agg(a.attname::text ORDER BY a.attname) FROM columns a

@@ -657,7 +657,9 @@ impl PostgresInboxBuilder {
     /// Set `false` behind a pooler in transaction mode, such as PgBouncer before 1.21 or without its
     /// `max_prepared_statements`: a prepared statement's name is lost or another client's there. Statements then go as
     /// text with the values in it, in one round trip each, and are parsed and planned each time. (sqlx's
-    /// `statement_cache_capacity(0)` is no remedy: names are still used, and collide the more.)
+    /// `statement_cache_capacity(0)` is no remedy: names are still used, and collide the more.) PgBouncer also wants
+    /// `ignore_startup_parameters = extra_float_digits`, or the pool's options `extra_float_digits(None)`; and the schema
+    /// is better named than left to the `search_path`.
     pub const fn prepared_statements(mut self, prepared: bool) -> Self {
         self.prepared = prepared;
         self

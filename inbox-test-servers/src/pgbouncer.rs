@@ -30,7 +30,8 @@ impl PgBouncer {
             format!(
                 "[databases]\n* = host={host} port={port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
                  listen_port = {own_port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
-                 default_pool_size = {server_connections}\nmax_client_conn = 500\n"
+                 default_pool_size = {server_connections}\nmax_client_conn = 500\nignore_startup_parameters = \
+                 extra_float_digits\n"
             ),
         )
         .unwrap_or_else(|error| panic!("{}: {error}", ini.display()));

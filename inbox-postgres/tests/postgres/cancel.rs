@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use inbox_core::{Delivery, Inbox};
 use inbox_postgres::{PostgresInbox, sqlx};
+use sqlx::Row;
 
 use crate::place::{Place, eventually, id};
 
@@ -84,10 +85,12 @@ async fn a_thousand_futures_dropped_at_random_moments_leave_nothing_half_done() 
                 connections.push(place.pool.acquire().await.unwrap());
             }
             for conn in &mut connections {
-                let (alone,): (bool,) = sqlx::query_as("SELECT now() = statement_timestamp()")
+                // As one message of the simple protocol, so that by itself it is a transaction of the same moment.
+                let row = sqlx::raw_sql("SELECT now() = statement_timestamp()")
                     .fetch_one(&mut **conn)
                     .await
                     .unwrap();
+                let alone: bool = row.get(0);
                 assert!(alone, "a connection came back in a transaction");
             }
         }

@@ -51,7 +51,7 @@ async fn six_workers_with_fifty_claims_each_meet_no_failure_through_pgbouncer() 
                         }
                         let outcomes = inbox
                             .process_batch(
-                                &ids(&name, 3),
+                                &ids(&format!("{name}/"), 3),
                                 |delivery| *delivery,
                                 async |_tx, _new| Ok::<_, sqlx::Error>(()),
                             )
