@@ -49,7 +49,7 @@ async fn child_that_is_killed_between_claim_and_commit() {
         .execute(&mut *tx)
         .await
         .unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
 }
 
 #[tokio::test]

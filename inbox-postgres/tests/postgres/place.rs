@@ -113,7 +113,7 @@ impl Place {
 }
 
 pub(crate) async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
+    let patience = Instant::now() + Duration::from_mins(1);
     while !look().await {
         assert!(Instant::now() < patience, "{what}: not within a minute");
         tokio::time::sleep(Duration::from_millis(5)).await;

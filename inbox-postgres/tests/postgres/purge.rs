@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row, raw_sql};
 
 use crate::place::{Place, eventually, group, id, ids};
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY: Duration = Duration::from_hours(24);
 
 /// Fills in so many records of a group, from `newest` days ago back, one a second.
 async fn fill(place: &Place, group: &str, count: u32, newest: u32) {
@@ -49,7 +49,7 @@ async fn a_purge_removes_what_is_old_step_by_step_and_nothing_else() {
         .await
         .unwrap();
     assert_eq!(removed, 300, "every group's");
-    for endless in [Duration::MAX, Duration::from_secs(7_000 * 365 * 24 * 60 * 60)] {
+    for endless in [Duration::MAX, 7_000 * 365 * DAY] {
         assert_eq!(inbox.purge(endless).await.unwrap(), 0);
     }
     assert_eq!(inbox.purge(Duration::ZERO).await.unwrap(), 100);
