@@ -161,7 +161,14 @@ impl PostgresInbox {
         for _ in 0..ROUNDS {
             let record = match self.wait {
                 WaitPolicy::Wait => {
-                    let claimed = statements.claim.run(conn, self.prepared, &values).await;
+                    let claimed = if delivery.fingerprint().is_none() {
+                        statements.claim.run(conn, self.prepared, &values[..2]).await
+                    } else {
+                        statements
+                            .claim_with_fingerprint
+                            .run(conn, self.prepared, &values)
+                            .await
+                    };
                     if !claimed.map_err(|error| self.error(error))?.is_empty() {
                         return Ok(Claim::New);
                     }
@@ -280,29 +287,39 @@ impl PostgresInbox {
         ids: &[[u8; 16]],
         values: &[Value<'_>],
     ) -> sqlx::Result<Vec<Option<Claim>>> {
-        let rows = statements.claim_batch.run(conn, prepared, values).await?;
-        let mut answers = vec![Some(Claim::New); ids.len()];
-        let mut late: Vec<usize> = Vec::new();
-        for row in &rows {
-            // Of what went in there is no row; where all did, one row without an ordinal.
-            let Some(place) = place(row, 1)? else { continue };
-            let found = Found::read(row, 2)?;
-            if !found.seen {
-                late.push(place);
-            }
-            answers[place] = found.claim();
+        let claim = match values {
+            [_, _, Value::Fingerprints([]), _] => &statements.claim_batch,
+            _ => &statements.claim_batch_with_fingerprints,
+        };
+        let rows = claim.run(conn, prepared, values).await?;
+        let claimed = rows
+            .first()
+            .map(|row| row.try_get::<Option<String>, _>(1))
+            .transpose()?
+            .flatten();
+        let count = rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0))?;
+        if usize::try_from(count) == Ok(ids.len()) {
+            return Ok(vec![Some(Claim::New); ids.len()]);
         }
-        // Committed while the claim waited: not seen by the statement that waited, seen by the next.
-        if !late.is_empty() {
-            let late_ids: Vec<[u8; 16]> = late.iter().map(|&place| ids[place]).collect();
-            for row in statements
-                .find_batch
-                .run(conn, prepared, &[Value::Ids(&late_ids), values[1]])
-                .await?
-            {
-                if let Some(found_at) = place(&row, 0)? {
-                    answers[late[found_at]] = Found::read(&row, 1)?.claim();
-                }
+        let mut answers = vec![None; ids.len()];
+        for id in claimed.unwrap_or_default().trim_matches(['{', '}']).split(',') {
+            let place = uuid::Uuid::try_parse(id)
+                .ok()
+                .and_then(|id| ids.binary_search(id.as_bytes()).ok());
+            if let Some(place) = place {
+                answers[place] = Some(Claim::New);
+            }
+        }
+        // In a statement of its own, which sees what was committed while the claim waited.
+        let others: Vec<usize> = (0..ids.len()).filter(|&place| answers[place].is_none()).collect();
+        let other_ids: Vec<[u8; 16]> = others.iter().map(|&place| ids[place]).collect();
+        for row in statements
+            .find_batch
+            .run(conn, prepared, &[Value::Ids(&other_ids), values[1]])
+            .await?
+        {
+            if let Some(found_at) = place(&row, 0)? {
+                answers[others[found_at]] = Found::read(&row, 1)?.claim();
             }
         }
         Ok(answers)

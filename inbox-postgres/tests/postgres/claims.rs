@@ -107,7 +107,7 @@ async fn a_new_claim_and_one_in_flight_take_one_round_trip() {
             assert!(inbox.try_claim(&mut tx, id("held")).await.unwrap().is_in_flight());
             assert_eq!(proxy.round_trips(), 1, "{name}, in flight");
         }
-        let batch = ids(&name, 100);
+        let batch = ids(&name, 110);
         assert!(
             inbox
                 .try_claim_batch(&mut tx, &batch[..50])
@@ -123,7 +123,14 @@ async fn a_new_claim_and_one_in_flight_take_one_round_trip() {
             40,
             "{name}"
         );
-        assert_eq!(proxy.round_trips(), 1, "{name}, batch");
+        assert_eq!(
+            proxy.round_trips(),
+            if wait == WaitPolicy::Wait { 2 } else { 1 },
+            "{name}, mixed batch"
+        );
+        let claims = inbox.try_claim_batch(&mut tx, &batch[90..]).await.unwrap();
+        assert!(claims.iter().all(|claim| claim.as_ref().unwrap().is_new()));
+        assert_eq!(proxy.round_trips(), 1, "{name}, new batch");
         tx.rollback().await.unwrap();
     }
 }
