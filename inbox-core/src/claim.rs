@@ -102,4 +102,11 @@ impl InFlight {
     pub const fn new() -> Self {
         Self { retry_after: None }
     }
+
+    /// In flight, and worth a further attempt after this long.
+    #[must_use]
+    pub const fn retry_after(mut self, pause: Duration) -> Self {
+        self.retry_after = Some(pause);
+        self
+    }
 }

@@ -122,6 +122,15 @@ impl Error {
         }
     }
 
+    /// An [`ErrorKind::InvalidInput`] that shows what was given, quoted and no longer than a line, and says why it cannot be
+    /// right: `invalid table name "": it is empty`.
+    pub fn invalid(what: &str, given: &str, why: impl fmt::Display) -> Self {
+        Self::new(
+            ErrorKind::InvalidInput,
+            format!("invalid {what} {}: {why}", Shown(given)),
+        )
+    }
+
     /// The same error, caused by `source`: the driver's error, whole, so that callers can look into it.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
@@ -169,6 +178,18 @@ impl Error {
     /// The error that caused this one, if it is an `E`: the driver's, or the handler's own.
     pub fn downcast_ref<E: StdError + 'static>(&self) -> Option<&E> {
         self.source.as_ref()?.downcast_ref()
+    }
+}
+
+/// A text as an error shows it: quoted, escaped, and no longer than a line.
+pub(crate) struct Shown<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.char_indices().nth(64) {
+            Some((cut, _)) => write!(f, "{:?}...", &self.0[..cut]),
+            None => write!(f, "{:?}", self.0),
+        }
     }
 }
 

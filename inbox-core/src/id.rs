@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use uuid::Uuid;
 
+use crate::error::Shown;
 use crate::{Delivery, Error, ErrorKind, Fingerprint, Result};
 
 /// The identity of a message: 16 bytes, the same for every delivery of it and different for every other message.
@@ -60,7 +61,7 @@ impl MessageId {
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
         if text.chars().all(|c| c.is_whitespace() || c == '\0') {
-            return Err(missing(format_args!("the text {text:?}")));
+            return Err(missing(format_args!("the text {}", Shown(text))));
         }
         Self::from_name(text.as_bytes())
     }
@@ -107,8 +108,8 @@ impl MessageId {
         let mut name = Vec::new();
         for (index, part) in parts.into_iter().enumerate() {
             let part = part.as_ref();
-            let blank = std::str::from_utf8(part)
-                .is_ok_and(|text| text.chars().all(|c| c.is_whitespace() || c == '\0'));
+            let blank =
+                std::str::from_utf8(part).is_ok_and(|text| text.chars().all(|c| c.is_whitespace() || c == '\0'));
             if blank {
                 return Err(missing(format_args!("part {} of it", index + 1)));
             }

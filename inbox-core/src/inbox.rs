@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::counts::Counters;
 use crate::{
-    Claim, ClaimIn, ConsumerGroup, Counts, Delivery, Error, ErrorKind, Health, InboxStore, Key, MessageId, Purge, Purged,
-    Record, Result, RetryPolicy, Upkeep,
+    Claim, ClaimIn, ConsumerGroup, Counts, Delivery, Error, ErrorKind, Health, InboxStore, Key, MessageId, Purge,
+    Purged, Record, Result, RetryPolicy, Upkeep,
 };
 
 /// A store and a consumer group: what an application holds, and clones into its tasks.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::{Error, ErrorKind, MessageId, Result};
+use crate::{Error, MessageId, Result, check_name};
 
 /// The logical consumer: every process that shares the work of one consumer has the same group, and each group handles
 /// a message once.
@@ -30,47 +30,17 @@ impl ConsumerGroup {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidInput`] if the name is empty, longer than [`MAX_BYTES`](Self::MAX_BYTES) bytes, or has a
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the name is empty, longer than [`MAX_BYTES`](Self::MAX_BYTES) bytes, or has a
     /// control character in it.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
-        let invalid = |why: String| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                format!("invalid consumer group {}: {why}", Shortened(name)),
-            )
-        };
-        if name.is_empty() {
-            return Err(invalid("it is empty; name the logical consumer, such as \"billing\"".into()));
-        }
-        if name.len() > Self::MAX_BYTES {
-            return Err(invalid(format!(
-                "it has {} bytes, and {} are the most; take a shorter name",
-                name.len(),
-                Self::MAX_BYTES
-            )));
-        }
-        if let Some(control) = name.chars().find(|c| c.is_control()) {
-            return Err(invalid(format!("it has the control character {control:?} in it; leave it out")));
-        }
+        check_name("consumer group", name, Self::MAX_BYTES)?;
         Ok(Self(name.into()))
     }
 
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-/// A name for an error's text: quoted, escaped, and no longer than a line.
-struct Shortened<'a>(&'a str);
-
-impl fmt::Display for Shortened<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.char_indices().nth(40) {
-            Some((cut, _)) => write!(f, "{:?}...", &self.0[..cut]),
-            None => write!(f, "{:?}", self.0),
-        }
     }
 }
 

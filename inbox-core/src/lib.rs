@@ -43,7 +43,7 @@
 //! | applications | [`Inbox`], [`MessageId`], [`ConsumerGroup`], [`Claim`], [`Outcome`], [`RetryPolicy`], [`Counts`] |
 //! | comparing payloads | [`Delivery`], [`Fingerprint`] |
 //! | unit tests | [`MemoryInbox`] |
-//! | those who write stores | [`InboxStore`], [`Transactions`], [`ClaimIn`], [`Upkeep`] |
+//! | those who write stores | [`InboxStore`], [`Transactions`], [`ClaimIn`], [`Upkeep`]; [`check_name`] |
 //! | errors | [`Error`], [`ErrorKind`] |
 
 mod claim;
@@ -54,6 +54,7 @@ mod id;
 mod inbox;
 mod key;
 mod memory;
+mod name;
 mod process;
 mod retry;
 mod store;
@@ -68,6 +69,7 @@ pub use id::MessageId;
 pub use inbox::Inbox;
 pub use key::{ConsumerGroup, Key};
 pub use memory::{MemoryInbox, MemoryTx};
+pub use name::check_name;
 pub use process::{Outcome, RetryIf};
 pub use retry::RetryPolicy;
 pub use store::{ClaimIn, InboxStore, Transactions, Upkeep};

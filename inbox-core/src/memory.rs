@@ -285,7 +285,9 @@ impl<W: Send + 'static> Transactions for MemoryInbox<W> {
         let now = state.now();
         for (key, fingerprint) in std::mem::take(&mut tx.claimed) {
             state.in_flight.remove(&key);
-            state.records.insert(key, Processed::at(now).with_fingerprint(fingerprint));
+            state
+                .records
+                .insert(key, Processed::at(now).with_fingerprint(fingerprint));
         }
         Ok(())
     }
@@ -317,7 +319,10 @@ impl<W: Send + 'static> Upkeep for MemoryInbox<W> {
 
     async fn find(&self, key: &Key) -> Result<Option<Record>> {
         let state = self.shared.lock();
-        Ok(state.records.get(key).map(|processed| Record::new(key.clone(), *processed)))
+        Ok(state
+            .records
+            .get(key)
+            .map(|processed| Record::new(key.clone(), *processed)))
     }
 
     async fn forget(&self, key: &Key) -> Result<bool> {
@@ -356,7 +361,9 @@ impl<W> Clone for MemoryInbox<W> {
 
 impl<W> fmt::Debug for MemoryInbox<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryInbox").field("wait", &self.wait).finish_non_exhaustive()
+        f.debug_struct("MemoryInbox")
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
     }
 }
 

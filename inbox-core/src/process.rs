@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::retry::Attempts;
 use crate::{BoxError, Claim, Delivery, Error, ErrorKind, InFlight, Inbox, Processed, Result, Transactions};
 
 /// What became of a message.
@@ -62,7 +63,7 @@ impl<S: Transactions> Inbox<S> {
     pub async fn process<T, E, F>(&self, delivery: impl Into<Delivery>, handler: F) -> Result<Outcome<T>>
     where
         F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
         self.retry_if(|_: &E| false).process(delivery, handler).await
     }
@@ -110,7 +111,7 @@ impl<S: Transactions> Inbox<S> {
     where
         D: Into<Delivery>,
         F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
         self.retry_if(|_: &E| false)
             .process_batch(messages, delivery_of, handler)
@@ -151,14 +152,22 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
     where
         P: Fn(&E) -> bool,
         F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
-        let delivery = delivery.into();
+        Ok(self.run(delivery.into(), handler).await?)
+    }
+
+    async fn run<T, E, F>(&self, delivery: Delivery, handler: F) -> Result<Outcome<T>, Failure>
+    where
+        P: Fn(&E) -> bool,
+        F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
+        E: Into<BoxError> + 'static,
+    {
         let mut attempts = self.inbox.retry.start();
         loop {
             match self.attempt(delivery, handler.clone()).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(error) => attempts.pause_or_give_up(error).await?,
+                Err(failure) => failure.pause_or_give_up(&mut attempts).await?,
             }
         }
     }
@@ -174,59 +183,58 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
         D: Into<Delivery>,
         P: Fn(&E) -> bool,
         F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
         let deliveries: Vec<Delivery> = messages.iter().map(|message| delivery_of(message).into()).collect();
         let mut attempts = self.inbox.retry.start();
-        let error = loop {
+        let failure = loop {
             match self.attempt_batch(messages, &deliveries, handler.clone()).await {
                 Ok(outcomes) => return outcomes,
-                Err(error) => match attempts.pause_or_give_up(error).await {
+                Err(failure) => match failure.pause_or_give_up(&mut attempts).await {
                     Ok(()) => {}
-                    Err(error) => break error,
+                    Err(failure) => break failure,
                 },
             }
         };
-        tracing::debug!(%error, messages = messages.len(), "the batch failed; running its messages one by one");
+        tracing::debug!(error = %failure.error, messages = messages.len(), "the batch failed");
+        let mut out_of_reach = failure.of_the_store.then_some(failure.error);
         let mut outcomes = Vec::with_capacity(messages.len());
-        let mut out_of_reach = error.kind().concerns_the_store().then_some(error);
         for (message, delivery) in messages.iter().zip(deliveries) {
             if let Some(error) = &out_of_reach {
                 outcomes.push(Err(error.clone()));
                 continue;
             }
             let handler = handler.clone();
-            let outcome = self
-                .process(delivery, async move |tx: &mut S::Tx| handler(tx, &[message]).await)
-                .await;
-            if let Err(error) = &outcome {
-                out_of_reach = error.kind().concerns_the_store().then(|| error.clone());
-            }
-            outcomes.push(outcome);
+            let one_by_one = async move |tx: &mut S::Tx| handler(tx, &[message]).await;
+            let outcome = self.run(delivery, one_by_one).await;
+            outcomes.push(outcome.map_err(|failure| {
+                out_of_reach = failure.of_the_store.then(|| failure.error.clone());
+                failure.error
+            }));
         }
         outcomes
     }
 
-    async fn attempt<T, E, F>(&self, delivery: Delivery, handler: F) -> Result<Outcome<T>>
+    async fn attempt<T, E, F>(&self, delivery: Delivery, handler: F) -> Result<Outcome<T>, Failure>
     where
         P: Fn(&E) -> bool,
         F: AsyncFnOnce(&mut S::Tx) -> Result<T, E>,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
         let Inbox { store, group, .. } = self.inbox;
-        let mut tx = store.begin().await?;
+        let mut tx = store.begin().await.map_err(Failure::to_begin)?;
         let answer = store.try_claim(&mut tx, group, delivery).await;
         let outcome = match self.inbox.judge(answer, &delivery) {
             Ok(Claim::New) => match handler(&mut tx).await {
                 Ok(value) => Ok(Outcome::Processed(value)),
-                Err(error) => Err(self.handler_error(error)),
+                Err(error) => Err(Failure::past_the_claim(self.handler_error(error))),
             },
             Ok(Claim::Duplicate(processed)) => Ok(Outcome::Duplicate(processed)),
             Ok(Claim::InFlight(in_flight)) => Ok(Outcome::InFlight(in_flight)),
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         };
         if matches!(outcome, Ok(Outcome::Processed(_))) {
-            store.commit(tx).await?;
+            store.commit(tx).await.map_err(Failure::past_the_claim)?;
         } else {
             self.roll_back(tx).await;
         }
@@ -238,23 +246,23 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
         messages: &[M],
         deliveries: &[Delivery],
         handler: F,
-    ) -> Result<Vec<Result<Outcome<()>>>>
+    ) -> Result<Vec<Result<Outcome<()>>>, Failure>
     where
         P: Fn(&E) -> bool,
         F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E>,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
         if messages.is_empty() {
             return Ok(Vec::new());
         }
         let Inbox { store, group, .. } = self.inbox;
-        let mut tx = store.begin().await?;
+        let mut tx = store.begin().await.map_err(Failure::to_begin)?;
         let answers = store.try_claim_batch(&mut tx, group, deliveries).await;
         let claims = match self.inbox.judge_batch(answers, deliveries) {
             Ok(claims) => claims,
             Err(error) => {
                 self.roll_back(tx).await;
-                return Err(error);
+                return Err(error.into());
             }
         };
         let new: Vec<&M> = messages
@@ -267,9 +275,9 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
             self.roll_back(tx).await;
         } else if let Err(error) = handler(&mut tx, &new).await {
             self.roll_back(tx).await;
-            return Err(self.handler_error(error));
+            return Err(Failure::past_the_claim(self.handler_error(error)));
         } else {
-            store.commit(tx).await?;
+            store.commit(tx).await.map_err(Failure::past_the_claim)?;
         }
         Ok(claims
             .into_iter()
@@ -293,26 +301,101 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
     fn handler_error<E>(&self, error: E) -> Error
     where
         P: Fn(&E) -> bool,
-        E: Into<BoxError>,
+        E: Into<BoxError> + 'static,
     {
         let passing = (self.passing)(&error);
-        let error = error.into();
-        let retryable = passing || self.classify(&*error).is_some_and(ErrorKind::is_retryable);
+        let error = boxed(error);
+        let retryable = passing || self.is_passing(&*error);
         Error::from_handler(error, retryable)
     }
 
-    /// The kind of the first link in a handler error's chain of sources that we or the store's driver made.
-    fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
-        std::iter::successors(Some(error), |&link| link.source()).find_map(|link| {
-            link.downcast_ref::<Error>()
-                .map(Error::kind)
-                .or_else(|| self.inbox.store.classify(link))
-        })
+    /// What the first link in a handler error's chain of sources that we or the store's driver made says.
+    fn is_passing(&self, error: &(dyn StdError + 'static)) -> bool {
+        std::iter::successors(Some(error), |&link| link.source())
+            .find_map(|link| {
+                let own = link.downcast_ref::<Error>().map(Error::is_retryable);
+                own.or_else(|| self.inbox.store.classify(link).map(ErrorKind::is_retryable))
+            })
+            .unwrap_or(false)
+    }
+}
+
+/// A handler's error as one of the standard library's, of its own type. An `anyhow::Error` is unwrapped: its own conversion
+/// keeps its backtrace and hides its type.
+fn boxed<E: Into<BoxError> + 'static>(error: E) -> BoxError {
+    #[cfg(feature = "anyhow")]
+    {
+        let mut error = Some(error);
+        if let Some(anyhow) = (&mut error as &mut dyn std::any::Any).downcast_mut::<Option<anyhow::Error>>() {
+            if let Some(anyhow) = anyhow.take() {
+                return anyhow.reallocate_into_boxed_dyn_error_without_backtrace();
+            }
+        }
+        match error {
+            Some(error) => error.into(),
+            None => unreachable!("it was put there above, and only an anyhow::Error is taken out"),
+        }
+    }
+    #[cfg(not(feature = "anyhow"))]
+    error.into()
+}
+
+/// A transaction that came to nothing.
+struct Failure {
+    error: Error,
+    /// Whether the next message would meet the same: then it need not be tried.
+    of_the_store: bool,
+    /// Whether the claim was answered: then what became of an earlier commit is known.
+    claim_answered: bool,
+}
+
+impl Failure {
+    /// A transaction that could not even begin, whatever message it was for.
+    fn to_begin(error: Error) -> Self {
+        Self {
+            error,
+            of_the_store: true,
+            claim_answered: false,
+        }
+    }
+
+    /// A transaction that failed after its claim was answered.
+    fn past_the_claim(error: Error) -> Self {
+        Self {
+            claim_answered: true,
+            ..error.into()
+        }
+    }
+
+    async fn pause_or_give_up(self, attempts: &mut Attempts) -> Result<(), Self> {
+        if self.claim_answered {
+            attempts.found_out();
+        }
+        let paused = attempts.pause_or_give_up(self.error).await;
+        paused.map_err(|error| Self { error, ..self })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self {
+            of_the_store: error.kind().concerns_the_store(),
+            claim_answered: false,
+            error,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        failure.error
     }
 }
 
 impl<S, P> fmt::Debug for RetryIf<'_, S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RetryIf").field("inbox", self.inbox).finish_non_exhaustive()
+        f.debug_struct("RetryIf")
+            .field("inbox", self.inbox)
+            .finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// How often a transaction that failed in a retryable way is run again, and after what pauses.
 ///
@@ -48,11 +48,15 @@ impl RetryPolicy {
     pub(crate) fn start(&self) -> Attempts {
         let pauses = ExponentialBuilder::default()
             .with_jitter()
-            .with_min_delay(self.first_pause)
+            .with_min_delay(self.first_pause.min(self.longest_pause))
             .with_max_delay(self.longest_pause)
             .with_max_times(self.attempts.get() as usize - 1)
             .build();
-        Attempts { pauses, made: 1 }
+        Attempts {
+            pauses,
+            made: 1,
+            unknown: None,
+        }
     }
 }
 
@@ -70,28 +74,50 @@ impl Default for RetryPolicy {
 pub(crate) struct Attempts {
     pauses: ExponentialBackoff,
     made: u32,
+    /// A commit whose outcome is unknown, until a later attempt's claim tells.
+    unknown: Option<Error>,
 }
 
 impl Attempts {
+    /// A claim was answered, so every commit before it is known to have happened or not.
+    pub(crate) fn found_out(&mut self) {
+        self.unknown = None;
+    }
+
     /// Pauses before the next attempt, or gives `error` back if there is to be none.
+    ///
+    /// If a commit's outcome is still unknown then, that is the error, whatever came after it: the later error may say
+    /// that nothing was written, and something may have been.
     pub(crate) async fn pause_or_give_up(&mut self, error: Error) -> Result<()> {
         if !error.is_retryable() {
-            return Err(error);
+            return Err(self.last(error));
         }
         let Some(pause) = self.pauses.next() else {
-            return Err(error.after_attempts(self.made));
+            return Err(self.last(error).after_attempts(self.made));
         };
         tracing::debug!(attempt = self.made, ?pause, kind = %error.kind(), %error, "running the transaction again");
+        if error.kind() == ErrorKind::OutcomeUnknown {
+            self.unknown = Some(error);
+        }
         tokio::time::sleep(pause).await;
         self.made += 1;
         Ok(())
+    }
+
+    fn last(&mut self, error: Error) -> Error {
+        match self.unknown.take() {
+            Some(unknown) if error.kind() != ErrorKind::OutcomeUnknown => {
+                let message = format!("{unknown}; then: {error}");
+                Error::new(ErrorKind::OutcomeUnknown, message).with_source(error)
+            }
+            _ => error,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
 
     #[tokio::test(start_paused = true)]
     async fn attempts_are_bounded_and_pauses_grow_to_the_longest() {
@@ -106,15 +132,24 @@ mod tests {
             }
         };
         assert_eq!(pauses.len(), 9);
-        assert!(pauses[0] >= policy.first_pause && pauses[0] <= 3 * policy.first_pause, "{pauses:?}");
-        assert!(pauses[8] >= policy.longest_pause && pauses[8] <= 3 * policy.longest_pause, "{pauses:?}");
+        assert!(
+            pauses[0] >= policy.first_pause && pauses[0] <= 3 * policy.first_pause,
+            "{pauses:?}"
+        );
+        assert!(
+            pauses[8] >= policy.longest_pause && pauses[8] <= 3 * policy.longest_pause,
+            "{pauses:?}"
+        );
         assert!(error.to_string().contains("10 attempts"), "{error}");
     }
 
     #[tokio::test]
     async fn what_is_not_retryable_is_given_back_at_once() {
         let mut attempts = RetryPolicy::default().start();
-        let error = attempts.pause_or_give_up(Error::new(ErrorKind::Schema, "no table")).await.unwrap_err();
+        let error = attempts
+            .pause_or_give_up(Error::new(ErrorKind::Schema, "no table"))
+            .await
+            .unwrap_err();
         assert_eq!(error.to_string(), "no table");
     }
 }

@@ -24,7 +24,9 @@ use crate::{Claim, ConsumerGroup, Delivery, ErrorKind, Health, Key, Purge, Purge
 /// 5. **Harmless.** After any answer but an error, `tx` works on. Do not insert and catch the violation where that
 ///    aborts a transaction.
 /// 6. **Whose, what, when.** Ids and groups are compared byte for byte. The record keeps the time by the store's clock,
-///    never the consumer's, and the delivery's fingerprint if it has one; a `Duplicate` reports both.
+///    never the consumer's, and the delivery's fingerprint if it has one; a `Duplicate` reports both (of a record that this
+///    very transaction made, the time may be missing). The time is that of the **commit**, as nearly as can be had: a record
+///    of long work must not look old, or it is purged early.
 /// 7. **Cancel-safe.** A future that is dropped at any await leaves the key claimed in `tx` or not, and nothing
 ///    outside `tx`; whoever drops it drops or rolls back `tx` too.
 #[async_trait]
@@ -116,12 +118,7 @@ pub trait ClaimIn<T: Send>: InboxStore {
     /// # Errors
     ///
     /// As there.
-    async fn claim_batch_in(
-        &self,
-        tx: &mut T,
-        group: &ConsumerGroup,
-        deliveries: &[Delivery],
-    ) -> Result<Vec<Claim>>;
+    async fn claim_batch_in(&self, tx: &mut T, group: &ConsumerGroup, deliveries: &[Delivery]) -> Result<Vec<Claim>>;
 }
 
 #[async_trait]
@@ -176,7 +173,8 @@ pub trait Upkeep: InboxStore {
 
     /// **One bounded step** of a purge: removes at most [`Purge::step`] of the records that are older than
     /// [`Purge::older_than`] by the store's clock, and says whether there may be more. Never touches a record whose
-    /// transaction is open. [`Inbox::purge`](crate::Inbox::purge) calls it until nothing is left.
+    /// transaction is open. An age that reaches back beyond all time removes nothing.
+    /// [`Inbox::purge`](crate::Inbox::purge) calls it until nothing is left.
     ///
     /// # Errors
     ///

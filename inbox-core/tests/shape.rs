@@ -132,12 +132,16 @@ async fn handlers_with_captures_are_spawned_without_annotations() {
     let batch = tokio::spawn(async move {
         let messages = vec![(id, 1), (MessageId::new("order-2").unwrap(), 2)];
         spawned
-            .process_batch(&messages, |message| message.0, async |tx, new| {
-                for (_, cents) in new {
-                    bill(tx, *cents).await?;
-                }
-                Ok::<_, BillingError>(())
-            })
+            .process_batch(
+                &messages,
+                |message| message.0,
+                async |tx, new| {
+                    for (_, cents) in new {
+                        bill(tx, *cents).await?;
+                    }
+                    Ok::<_, BillingError>(())
+                },
+            )
             .await
     });
     let outcomes = batch.await.unwrap();

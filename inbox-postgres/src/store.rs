@@ -2,8 +2,10 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use inbox_core::{
@@ -399,20 +401,17 @@ impl PostgresInbox {
             .collect()
     }
 
-    /// Opens a transaction with `statement`, in a task of its own: a `begin` that is dropped halfway may leave an open
-    /// transaction on a connection that the driver takes for free, and whatever its next borrower does is then lost
-    /// (sqlx 0.9.0). The task is never dropped halfway; if its result is not wanted any more, that is rolled back.
+    /// Opens a transaction with `statement`.
+    ///
+    /// A `begin` that is dropped halfway may leave an open transaction on a connection that the driver takes for free,
+    /// and whatever its next borrower does is then lost (sqlx 0.9.0). So it is never dropped halfway: it goes on without
+    /// us, and rolls back.
     async fn open(&self, statement: String) -> Result<Transaction<'static, Postgres>> {
         let pool = self.pool.clone();
-        let opening = tokio::spawn(async move { pool.begin_with(AssertSqlSafe(statement)).await });
-        match opening.await {
-            Ok(opened) => opened.map_err(|error| self.error(error)),
-            Err(error) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the transaction could not be opened, because the runtime is shutting down",
-            )
-            .with_source(error)),
-        }
+        let opening = ToTheEnd(Some(Box::pin(async move {
+            pool.begin_with(AssertSqlSafe(statement)).await
+        })));
+        opening.await.map_err(|error| self.error(error))
     }
 
     async fn commit_upkeep(&self, tx: Transaction<'static, Postgres>) -> Result<()> {
@@ -697,6 +696,36 @@ impl PostgresInboxBuilder {
             guard: Statement::guard(),
             statements: Arc::default(),
         })
+    }
+}
+
+/// A future that is run to its end by a task of its own if it is dropped before.
+///
+/// To spawn it from the start would do as well, and cost every transaction a change of threads.
+struct ToTheEnd<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+
+impl<T: Send + 'static> Future for ToTheEnd<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.0 else {
+            // Polled after its end, which `await` does not do.
+            return Poll::Pending;
+        };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for ToTheEnd<T> {
+    fn drop(&mut self) {
+        // Without a runtime, its connections are of no more use either.
+        if let (Some(future), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(future);
+        }
     }
 }
 

@@ -20,10 +20,12 @@
 mod pgbouncer;
 mod postgres;
 mod programs;
+mod redis;
 mod shell;
 
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, Stop, postgres_url};
+pub use redis::{Redis, redis_url};
 
 /// A name that no other test has, in this process or another: a letter, digits and underscores, at most 40 bytes.
 pub fn unique_name() -> String {

@@ -16,19 +16,21 @@ pub struct PgBouncer {
 
 impl PgBouncer {
     /// A PgBouncer in transaction mode with this many server connections, before the server on `host` and `port`, which
-    /// asks the role `postgres` for no password.
+    /// asks the role `postgres` for no password. Each server connection begins with the statement `first`, if there is
+    /// one, which must have no quotes in it.
     ///
     /// # Panics
     ///
     /// If PgBouncer is not installed, or does not start within a minute.
-    pub fn before(host: &str, port: u16, server_connections: u32) -> Self {
+    pub fn before(host: &str, port: u16, server_connections: u32, first: Option<&str>) -> Self {
         let folder = Folder::new();
         let own_port = free_port();
         let ini = folder.path().join("pgbouncer.ini");
+        let first = first.map(|sql| format!(" connect_query='{sql}'")).unwrap_or_default();
         fs::write(
             &ini,
             format!(
-                "[databases]\n* = host={host} port={port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+                "[databases]\n* = host={host} port={port} user=postgres{first}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
                  listen_port = {own_port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
                  default_pool_size = {server_connections}\nmax_client_conn = 500\nignore_startup_parameters = \
                  extra_float_digits\n"
@@ -36,7 +38,7 @@ impl PgBouncer {
         )
         .unwrap_or_else(|error| panic!("{}: {error}", ini.display()));
         let program = find("pgbouncer", "pgbouncer");
-        let mut shell = folder.into_shell("TERM", &[program.as_os_str(), ini.as_os_str()]);
+        let mut shell = folder.into_shell(&[program.as_os_str(), ini.as_os_str()], "TERM");
         shell.order("start");
         let pg_isready = find("pg_isready", "postgresql");
         shell.wait_until("PgBouncer", || is_ready(&pg_isready, own_port));

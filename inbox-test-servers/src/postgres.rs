@@ -95,7 +95,7 @@ impl Postgres {
             "log_min_messages=warning".as_ref(),
         ];
         let mut server = Self {
-            shell: folder.into_shell("QUIT", &arguments),
+            shell: folder.into_shell(&arguments, "QUIT"),
             port,
         };
         server.start_again();

@@ -15,9 +15,11 @@ use crate::programs::User;
 /// Reads `start` and signal names from standard input and obeys; at its end kills the server and removes the folder.
 ///
 /// A background command of a non-interactive shell has /dev/null as its input, so only this shell holds the pipe's
-/// reading end. Arguments: the folder, the signal that ends the server at once, the server's command line.
+/// reading end. It also ignores SIGINT and SIGQUIT unless it handles them itself, so what to end a server with is the
+/// server's affair. Arguments: the folder, the last signal, then the server's command line.
 const SCRIPT: &str = r#"
-folder=$1; end=$2; shift 2; pid=
+folder=$1; last=$2; shift 2; pid=
+exec 2>>"$folder/log" # where the shell says whom it killed
 stop() { if [ -n "$pid" ]; then kill -s "$1" "$pid" 2>/dev/null; wait "$pid"; pid=; fi; }
 while read -r order; do
     case $order in
@@ -26,7 +28,7 @@ while read -r order; do
     esac
     echo done
 done
-stop "$end"
+stop "$last"
 cd / && rm -rf "$folder"
 "#;
 
@@ -75,15 +77,15 @@ impl Folder {
         command
     }
 
-    /// Hands the folder to a shell that runs `server` when told to, and ends it with the signal `end` in the end.
-    pub(crate) fn into_shell(self, end: &str, server: &[&OsStr]) -> Shell {
+    /// Hands the folder to a shell that runs `server` when told to, and sends it the signal `last` in the end.
+    pub(crate) fn into_shell(self, server: &[&OsStr], last: &str) -> Shell {
         let mut child = self
             .command("/bin/sh")
             // A group of its own: Ctrl-C in the terminal of the tests must not kill it before it has tidied up.
             .process_group(0)
             .args(["-c", SCRIPT, "sh"])
             .arg(&self.path)
-            .arg(end)
+            .arg(last)
             .args(server)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -20,7 +20,7 @@ fn a_server_starts_crashes_starts_again_and_is_gone_after_the_drop() {
     assert!(!listens(port));
     server.start_again();
     assert!(server.log().contains("recovery"), "{}", server.log());
-    let bouncer = PgBouncer::before("127.0.0.1", port, 2);
+    let bouncer = PgBouncer::before("127.0.0.1", port, 2, None);
     assert!(bouncer.url().starts_with("postgres://"));
     drop(bouncer);
     drop(server);

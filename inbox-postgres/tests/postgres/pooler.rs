@@ -12,7 +12,7 @@ use crate::place::{Place, id, ids};
 /// stores and statements name the schema.
 async fn through_pgbouncer(place: &Place) -> (PgBouncer, sqlx::PgPool) {
     let options = place.pool.connect_options();
-    let bouncer = PgBouncer::before(options.get_host(), options.get_port(), 2);
+    let bouncer = PgBouncer::before(options.get_host(), options.get_port(), 2, None);
     let pool = PgPoolOptions::new()
         .max_connections(12)
         .connect(&bouncer.url())

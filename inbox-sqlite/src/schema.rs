@@ -1,0 +1,619 @@
+//! What is stored, and every statement that touches it; and [`SqliteTable`], the synchronous inbox over it.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use inbox_core::{
+    Claim, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, Key, MessageId, Processed, Purge, Purged,
+    Record, Result, check_name,
+};
+use rusqlite::types::Type;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+
+use crate::error::{driver_error, ended};
+
+/// The time by the database's clock, in whole milliseconds since 1970 UTC.
+///
+/// `julianday` has counted milliseconds since long before `unixepoch('subsec')` (SQLite 3.42) could. SQLite freezes
+/// 'now' for one step of one statement only, so this is the time of the claim, not of the transaction's start.
+const NOW: &str = "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)";
+
+/// The statements on one table, made once.
+#[derive(Debug)]
+struct Sql {
+    create_table: String,
+    create_index: String,
+    add_fingerprint: String,
+    claim: String,
+    find: String,
+    stamp: String,
+    forget: String,
+    groups: String,
+    purge: String,
+}
+
+impl Sql {
+    fn new(name: &str) -> Self {
+        let table = quoted(name);
+        let index = quoted(&index_name(name));
+        Self {
+            // WITHOUT ROWID: the key is the table, so a claim writes one B-tree instead of two. STRICT: an id is a blob
+            // or an error, never a text that compares unequal. NOT NULL: a primary key of SQLite's does not imply it,
+            // and NULLs are never duplicates of each other. The default serves other programs' plain inserts.
+            create_table: format!(
+                "CREATE TABLE {table} (
+                     event_id       BLOB    NOT NULL CHECK (length(event_id) = 16),
+                     consumer_group TEXT    NOT NULL,
+                     processed_at   INTEGER NOT NULL DEFAULT ({NOW}), -- milliseconds since 1970 UTC
+                     fingerprint    BLOB    CHECK (length(fingerprint) = 16),
+                     PRIMARY KEY (event_id, consumer_group)
+                 ) STRICT, WITHOUT ROWID"
+            ),
+            // By group first, so that purging one group reads none of another's records.
+            create_index: format!("CREATE INDEX IF NOT EXISTS {index} ON {table} (consumer_group, processed_at)"),
+            add_fingerprint: format!("ALTER TABLE {table} ADD COLUMN fingerprint BLOB"),
+            // The conflict clause names its target: without one, and with INSERT OR IGNORE, a violation of any other
+            // constraint would pass for a duplicate and lose the message.
+            claim: format!(
+                "INSERT INTO {table} (event_id, consumer_group, processed_at, fingerprint)
+                 VALUES (?1, ?2, {NOW}, ?3)
+                 ON CONFLICT (event_id, consumer_group) DO NOTHING"
+            ),
+            find: format!("SELECT processed_at, fingerprint FROM {table} WHERE event_id = ?1 AND consumer_group = ?2"),
+            // Age counts from the work's end: a record of a long transaction is stamped again at its commit.
+            stamp: format!("UPDATE {table} SET processed_at = {NOW} WHERE event_id = ?1 AND consumer_group = ?2"),
+            forget: format!("DELETE FROM {table} WHERE event_id = ?1 AND consumer_group = ?2"),
+            // From each group to the next by the index, which DISTINCT would read whole.
+            groups: format!(
+                "WITH RECURSIVE each(name) AS (
+                     SELECT min(consumer_group) FROM {table}
+                     UNION ALL
+                     SELECT (SELECT min(consumer_group) FROM {table} WHERE consumer_group > each.name)
+                     FROM each WHERE each.name IS NOT NULL
+                 )
+                 SELECT name FROM each WHERE name IS NOT NULL"
+            ),
+            // The oldest first, straight off the index; the limit bounds how long the write lock is held.
+            purge: format!(
+                "DELETE FROM {table} WHERE (event_id, consumer_group) IN (
+                     SELECT event_id, consumer_group FROM {table}
+                     WHERE consumer_group = ?1 AND processed_at < {NOW} - ?2
+                     ORDER BY processed_at LIMIT ?3
+                 )"
+            ),
+        }
+    }
+}
+
+/// The inbox's table in a SQLite database, and the inbox itself for **synchronous** code: it claims in the caller's own
+/// [`rusqlite::Transaction`], needs no async runtime, and owns no connection.
+///
+/// Begin the transaction with [`TransactionBehavior::Immediate`]. A deferred one that has read and is then overtaken by
+/// another writer cannot be upgraded: the claim gives [`ErrorKind::Conflict`] at once, whatever the busy timeout.
+///
+/// With plain rusqlite:
+///
+/// ```
+/// use inbox_core::{ConsumerGroup, MessageId};
+/// use inbox_sqlite::SqliteTable;
+/// use inbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut connection = Connection::open_in_memory()?;
+/// connection.execute_batch("CREATE TABLE invoices (order_id TEXT NOT NULL)")?;
+/// let inbox = SqliteTable::default();
+/// inbox.setup(&mut connection)?;
+/// let billing = ConsumerGroup::new("billing")?;
+/// let id = MessageId::new("order-17")?;
+///
+/// for _delivery in 0..2 {
+///     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+///     if inbox.try_claim_in(&tx, &billing, id)?.is_new() {
+///         tx.execute("INSERT INTO invoices VALUES ('order-17')", [])?;
+///     }
+///     tx.commit()?;
+/// }
+/// let invoices: i64 = connection.query_row("SELECT count(*) FROM invoices", [], |row| row.get(0))?;
+/// assert_eq!(invoices, 1);
+/// # Ok(()) }
+/// ```
+///
+/// With a connection of the application's inside `spawn_blocking`:
+///
+/// ```
+/// # use inbox_core::{ConsumerGroup, MessageId};
+/// # use inbox_sqlite::{SqliteTable, rusqlite::{self, Connection, TransactionBehavior}};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// # let mut connection = Connection::open_in_memory()?;
+/// # connection.execute_batch("CREATE TABLE invoices (order_id TEXT NOT NULL)")?;
+/// # let inbox = SqliteTable::default();
+/// # inbox.setup(&mut connection)?;
+/// # let billing = ConsumerGroup::new("billing")?;
+/// let id = MessageId::new("order-17")?;
+/// let invoiced = tokio::task::spawn_blocking(move || -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+///     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+///     let claim = inbox.try_claim_in(&tx, &billing, id)?;
+///     if claim.is_new() {
+///         tx.execute("INSERT INTO invoices VALUES ('order-17')", [])?;
+///     }
+///     tx.commit()?;
+///     Ok(claim.is_new())
+/// }).await??;
+/// assert!(invoiced);
+/// # Ok(()) }
+/// ```
+///
+/// A record's time is that of its claim: keep such transactions short against the retention.
+#[derive(Debug)]
+pub struct SqliteTable {
+    name: String,
+    sql: Sql,
+}
+
+impl SqliteTable {
+    /// The table's name unless another is given.
+    pub const DEFAULT_NAME: &str = "inbox_events";
+
+    /// The inbox in the table of this name.
+    ///
+    /// Any name that SQLite can have is fine: it is always quoted.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidInput`] if the name is empty, longer than 63 bytes, begins with `sqlite_` (in any case), or
+    /// has a control character in it.
+    pub fn new(name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        check_name("table name", &name, 63)?;
+        if name.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("sqlite_")) {
+            let why = "SQLite keeps names that begin with \"sqlite_\" for itself; take another";
+            return Err(Error::invalid("table name", &name, why));
+        }
+        Ok(Self::named(name))
+    }
+
+    fn named(name: String) -> Self {
+        let sql = Sql::new(&name);
+        Self { name, sql }
+    }
+
+    /// The table's name, unquoted.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The SQL that creates the table and its index, for those who keep their schema elsewhere.
+    pub fn create_sql(&self) -> String {
+        format!("{};\n{};\n", self.sql.create_table, self.sql.create_index)
+    }
+
+    /// Claims a message in the caller's open transaction.
+    ///
+    /// One `INSERT ... ON CONFLICT DO NOTHING`; for a duplicate, one `SELECT` more. Statements are prepared once a
+    /// connection.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Busy`] if another connection has the write lock and the connection's busy timeout runs out, and
+    /// [`ErrorKind::Conflict`] if the transaction began deferred and was overtaken; run the whole transaction again.
+    /// [`ErrorKind::Schema`] if [`setup`](Self::setup) is missing. [`ErrorKind::TransactionEnded`] if the transaction was
+    /// ended by a raw `COMMIT` or `ROLLBACK`. [`ErrorKind::PayloadMismatch`] if the message was processed with another
+    /// payload.
+    pub fn try_claim_in(
+        &self,
+        tx: &Transaction<'_>,
+        group: &ConsumerGroup,
+        delivery: impl Into<Delivery>,
+    ) -> Result<Claim> {
+        let delivery = delivery.into();
+        self.claim(tx, group, delivery)?.verified(&delivery)
+    }
+
+    /// Claims many messages in the caller's open transaction, answering in the order given; an id that stands in it
+    /// twice is new the first time only.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_claim_in`](Self::try_claim_in), except that another payload is an error in that message's place.
+    pub fn try_claim_batch_in(
+        &self,
+        tx: &Transaction<'_>,
+        group: &ConsumerGroup,
+        deliveries: &[Delivery],
+    ) -> Result<Vec<Result<Claim>>> {
+        deliveries
+            .iter()
+            .map(|delivery| Ok(self.claim(tx, group, *delivery)?.verified(delivery)))
+            .collect()
+    }
+
+    /// Creates the table and its index, or upgrades them, in a transaction of its own.
+    ///
+    /// Safe at every start and by many processes at once; looks first, and takes no lock where there is nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Schema`] if a table of this name and another shape is in the way; [`ErrorKind::Busy`].
+    pub fn setup(&self, connection: &mut Connection) -> Result<()> {
+        if self.shape(connection)?.is_current() {
+            return Ok(());
+        }
+        let tx = connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .map_err(|error| driver_error("begin to set up the inbox", error))?;
+        self.set_up_in(&tx)?;
+        tx.commit()
+            .map_err(|error| driver_error("commit the inbox's table", error))
+    }
+
+    /// Looks up the committed record of `key`.
+    ///
+    /// # Errors
+    ///
+    /// As the driver has them; [`ErrorKind::Schema`] if [`setup`](Self::setup) is missing.
+    pub fn find(&self, connection: &Connection, key: &Key) -> Result<Option<Record>> {
+        let processed = self
+            .look_up(connection, key.group(), key.id())
+            .map_err(|error| self.explained(connection, "look up a record", error))?;
+        Ok(processed.map(|processed| Record::new(key.clone(), processed)))
+    }
+
+    /// The inner claim: what the store keeps, unjudged.
+    pub(crate) fn claim(&self, tx: &Connection, group: &ConsumerGroup, delivery: Delivery) -> Result<Claim> {
+        if tx.is_autocommit() {
+            // The claim would commit by itself, before the effect.
+            return Err(ended("claim a message"));
+        }
+        self.insert(tx, group, delivery)
+            .map_err(|error| self.explained(tx, "claim a message", error))?
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Schema,
+                    format!(
+                        "the table {:?} took the record of message {} and did not keep it: a trigger on it diverts \
+                         inserts; remove the trigger",
+                        self.name,
+                        delivery.id()
+                    ),
+                )
+            })
+    }
+
+    /// `None` where the record was neither inserted nor there.
+    fn insert(&self, tx: &Connection, group: &ConsumerGroup, delivery: Delivery) -> rusqlite::Result<Option<Claim>> {
+        let id = delivery.id();
+        let fingerprint = delivery.fingerprint();
+        let inserted = tx.prepare_cached(&self.sql.claim)?.execute(params![
+            id.as_bytes(),
+            group.as_str(),
+            fingerprint.as_ref().map(Fingerprint::as_bytes)
+        ])?;
+        if inserted == 1 {
+            return Ok(Some(Claim::New));
+        }
+        Ok(self.look_up(tx, group, id)?.map(Claim::Duplicate))
+    }
+
+    fn look_up(
+        &self,
+        connection: &Connection,
+        group: &ConsumerGroup,
+        id: MessageId,
+    ) -> rusqlite::Result<Option<Processed>> {
+        connection
+            .prepare_cached(&self.sql.find)?
+            .query_row(params![id.as_bytes(), group.as_str()], processed)
+            .optional()
+    }
+
+    /// Stamps the records of `keys` with the time now.
+    pub(crate) fn stamp(&self, tx: &Connection, keys: &[Key]) -> rusqlite::Result<()> {
+        let mut statement = tx.prepare_cached(&self.sql.stamp)?;
+        for key in keys {
+            statement.execute(params![key.id().as_bytes(), key.group().as_str()])?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_up_in(&self, tx: &Connection) -> Result<()> {
+        let failed = |error| driver_error("set up the inbox's table", error);
+        match self.shape(tx)? {
+            Shape::Current => Ok(()),
+            Shape::Missing => tx.execute_batch(&self.create_sql()).map_err(failed),
+            Shape::Older(missing) => {
+                if missing.contains(&Missing::Fingerprint) {
+                    tx.execute_batch(&self.sql.add_fingerprint).map_err(failed)?;
+                }
+                tx.execute_batch(&self.sql.create_index).map_err(failed)
+            }
+            Shape::Other(why) => Err(self.wrong_shape(&why)),
+        }
+    }
+
+    pub(crate) fn forget_in(&self, tx: &Connection, key: &Key) -> Result<bool> {
+        tx.prepare_cached(&self.sql.forget)
+            .and_then(|mut statement| statement.execute(params![key.id().as_bytes(), key.group().as_str()]))
+            .map(|removed| removed > 0)
+            .map_err(|error| self.explained(tx, "forget a message", error))
+    }
+
+    pub(crate) fn purge_in(&self, tx: &Connection, purge: &Purge) -> Result<Purged> {
+        // Older than SQLite's numbers reach: nothing is.
+        let Ok(age) = i64::try_from(purge.older_than.as_millis()) else {
+            return Ok(Purged::new(0, false));
+        };
+        self.delete_older(tx, age, purge)
+            .map_err(|error| self.explained(tx, "purge", error))
+    }
+
+    fn delete_older(&self, tx: &Connection, age: i64, purge: &Purge) -> rusqlite::Result<Purged> {
+        let groups: Vec<String> = if let Some(group) = &purge.group {
+            vec![group.as_str().to_owned()]
+        } else {
+            let mut statement = tx.prepare_cached(&self.sql.groups)?;
+            let names = statement.query_map([], |row| row.get(0))?;
+            names.collect::<rusqlite::Result<_>>()?
+        };
+        let mut statement = tx.prepare_cached(&self.sql.purge)?;
+        let step = purge.step.get() as usize;
+        let mut removed = 0;
+        for group in groups {
+            if removed < step {
+                removed += statement.execute(params![group, age, i64::try_from(step - removed).unwrap_or(i64::MAX)])?;
+            }
+        }
+        Ok(Purged::new(removed as u64, removed == step))
+    }
+
+    /// What is wrong with the table, for a check.
+    pub(crate) fn examine(&self, connection: &Connection, health: &mut Health) -> Result<()> {
+        match self.shape(connection)? {
+            Shape::Current => {}
+            Shape::Missing => health.fault(format!("there is no table {:?}", self.name), "run setup()"),
+            Shape::Older(_) => health.fault(
+                format!("the table {:?} is of an older version", self.name),
+                "run setup()",
+            ),
+            Shape::Other(why) => health.fault(
+                format!("the table {:?} is not the inbox's: {why}", self.name),
+                "give the inbox a table of its own, or mend this one",
+            ),
+        }
+        let triggers: Vec<String> = connection
+            .prepare("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE")
+            .and_then(|mut statement| {
+                let names = statement.query_map([&self.name], |row| row.get(0))?;
+                names.collect()
+            })
+            .map_err(|error| driver_error("look for triggers", error))?;
+        for trigger in triggers {
+            health.warning(
+                format!("the trigger {trigger:?} runs on every claim, and could divert or refuse it"),
+                "remove it, or be sure of what it does",
+            );
+        }
+        Ok(())
+    }
+
+    /// A driver's error in one of our statements. `SQLITE_ERROR` is all that SQLite says where a table or column is
+    /// missing, so the table itself is asked.
+    fn explained(&self, connection: &Connection, doing: &str, error: rusqlite::Error) -> Error {
+        // Some builds of rusqlite have another variant for it, which has no code to ask.
+        let code = error.sqlite_error_code();
+        if code.is_some_and(|code| code != ErrorCode::Unknown) {
+            return driver_error(doing, error);
+        }
+        match self.shape(connection) {
+            Ok(Shape::Missing) => Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "could not {doing}: there is no table {:?}; run setup() once before",
+                    self.name
+                ),
+            ),
+            Ok(Shape::Older(_)) => Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "could not {doing}: the table {:?} is of an older version; run setup() to upgrade it",
+                    self.name
+                ),
+            ),
+            Ok(Shape::Other(why)) => self.wrong_shape(&why),
+            Ok(Shape::Current) | Err(_) => return driver_error(doing, error),
+        }
+        .with_source(error)
+    }
+
+    fn wrong_shape(&self, why: &str) -> Error {
+        Error::new(
+            ErrorKind::Schema,
+            format!(
+                "the table {:?} is not the inbox's: {why}; give the inbox a table of its own, or mend this one",
+                self.name
+            ),
+        )
+    }
+
+    pub(crate) fn shape(&self, connection: &Connection) -> Result<Shape> {
+        self.inspect(connection)
+            .map_err(|error| driver_error("look at the inbox's table", error))
+    }
+
+    fn inspect(&self, connection: &Connection) -> rusqlite::Result<Shape> {
+        let mut statement = connection.prepare(r#"SELECT name, type, "notnull" FROM pragma_table_info(?1)"#)?;
+        let columns: Vec<(String, String, bool)> = statement
+            .query_map([&self.name], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+            .collect::<rusqlite::Result<_>>()?;
+        if columns.is_empty() {
+            return Ok(Shape::Missing);
+        }
+        let column = |name: &str| columns.iter().find(|column| column.0.eq_ignore_ascii_case(name));
+        for (name, type_name) in [
+            ("event_id", "BLOB"),
+            ("consumer_group", "TEXT"),
+            ("processed_at", "INTEGER"),
+        ] {
+            let Some((_, found, not_null)) = column(name) else {
+                return Ok(Shape::Other(format!("it has no column {name}")));
+            };
+            if !found.eq_ignore_ascii_case(type_name) {
+                return Ok(Shape::Other(format!(
+                    "its column {name} is {found:?} and must be {type_name}"
+                )));
+            }
+            if !not_null && name != "processed_at" {
+                return Ok(Shape::Other(format!(
+                    "its column {name} may be NULL, and NULLs are never duplicates of each other"
+                )));
+            }
+        }
+        if !self.has_key(connection)? {
+            return Ok(Shape::Other(
+                "it has no unique key of exactly (event_id, consumer_group), compared byte for byte".into(),
+            ));
+        }
+        let mut missing = Vec::new();
+        if column("fingerprint").is_none() {
+            missing.push(Missing::Fingerprint);
+        }
+        let indexed: bool = connection.query_row(
+            "SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) WHERE name = ?2 COLLATE NOCASE)",
+            [&self.name, &index_name(&self.name)],
+            |row| row.get(0),
+        )?;
+        if !indexed {
+            missing.push(Missing::Index);
+        }
+        Ok(if missing.is_empty() {
+            Shape::Current
+        } else {
+            Shape::Older(missing)
+        })
+    }
+
+    /// Whether a unique index covers just the key, whole (not partial) and byte for byte. A primary key has an index in
+    /// this list as well.
+    fn has_key(&self, connection: &Connection) -> rusqlite::Result<bool> {
+        connection.query_row(
+            r#"SELECT EXISTS (
+                   SELECT 1 FROM pragma_index_list(?1) AS list
+                   WHERE list."unique" AND NOT list.partial AND (
+                       SELECT count(*) FILTER (WHERE part.coll = 'BINARY' AND part.name IN ('event_id', 'consumer_group')) = 2
+                              AND count(*) = 2
+                       FROM pragma_index_xinfo(list.name) AS part WHERE part.key
+                   )
+               )"#,
+            [&self.name],
+            |row| row.get(0),
+        )
+    }
+}
+
+/// What stands under the table's name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Current,
+    Missing,
+    Older(Vec<Missing>),
+    Other(String),
+}
+
+/// What an older version of the table lacks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Fingerprint,
+    Index,
+}
+
+impl Shape {
+    pub(crate) fn is_current(&self) -> bool {
+        *self == Self::Current
+    }
+}
+
+impl Default for SqliteTable {
+    fn default() -> Self {
+        Self::named(Self::DEFAULT_NAME.into())
+    }
+}
+
+impl fmt::Display for SqliteTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+fn processed(row: &Row<'_>) -> rusqlite::Result<Processed> {
+    let at: Option<i64> = row.get(0)?;
+    let fingerprint: Option<[u8; 16]> = row.get(1)?;
+    let fingerprint = fingerprint.map(Fingerprint::from_bytes);
+    let Some(millis) = at else {
+        return Ok(Processed::default().with_fingerprint(fingerprint));
+    };
+    let since = Duration::from_millis(millis.unsigned_abs());
+    let time = if millis < 0 {
+        UNIX_EPOCH.checked_sub(since)
+    } else {
+        UNIX_EPOCH.checked_add(since)
+    };
+    let time: SystemTime = time.ok_or_else(|| {
+        rusqlite::Error::FromSqlConversionFailure(0, Type::Integer, format!("{millis} ms is no time").into())
+    })?;
+    Ok(Processed::at(time).with_fingerprint(fingerprint))
+}
+
+/// A name as SQLite reads it whatever stands in it: in double quotes, each one inside doubled.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn index_name(table: &str) -> String {
+    format!("{table}_by_age")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How SQLite would run `sql` on a table that setup made.
+    fn plan(sql: &str) -> Vec<String> {
+        let mut connection = Connection::open_in_memory().unwrap();
+        let table = SqliteTable::default();
+        table.setup(&mut connection).unwrap();
+        let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let parameters = vec![1_i64; statement.parameter_count()];
+        statement
+            .query_map(rusqlite::params_from_iter(parameters), |row| row.get("detail"))
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap()
+    }
+
+    #[test]
+    fn purging_and_listing_groups_read_the_index_by_age_and_never_the_whole_table() {
+        let sql = Sql::new(SqliteTable::DEFAULT_NAME);
+        for statement in [&sql.purge, &sql.groups] {
+            let plan = plan(statement);
+            assert!(
+                plan.iter()
+                    .any(|step| step.contains("COVERING INDEX inbox_events_by_age")),
+                "{plan:?}"
+            );
+            assert!(!plan.iter().any(|step| step.contains("SCAN inbox_events")), "{plan:?}");
+            assert!(!plan.iter().any(|step| step.contains("TEMP B-TREE")), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn claims_and_look_ups_go_by_the_key() {
+        let sql = Sql::new(SqliteTable::DEFAULT_NAME);
+        for statement in [&sql.find, &sql.stamp, &sql.forget] {
+            let plan = plan(statement);
+            assert_eq!(plan.len(), 1, "{plan:?}");
+            assert!(
+                plan[0].contains("USING PRIMARY KEY (event_id=? AND consumer_group=?)"),
+                "{plan:?}"
+            );
+        }
+    }
+}
