@@ -20,6 +20,9 @@ use clap::Parser;
 use inbox::{BoxError, Inbox, InboxStore, MessageId, Outcome, Transactions, Upkeep};
 use serde::Deserialize;
 
+#[cfg(feature = "postgres")]
+#[path = "billing/postgres.rs"]
+mod postgres;
 #[cfg(feature = "redis")]
 #[path = "billing/redis.rs"]
 mod redis;
@@ -40,8 +43,8 @@ struct Args {
     #[arg(long, value_name = "PATH")]
     input: Option<PathBuf>,
 
-    /// Where records and invoices are kept: sqlite:PATH or redis://HOST:PORT [default: sqlite, billing.db in cargo's
-    /// target folder]
+    /// Where records and invoices are kept: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `redis://HOST:PORT`
+    /// [default: sqlite, billing.db in cargo's target folder]
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
 
@@ -72,14 +75,19 @@ async fn main() -> ExitCode {
 async fn run(args: Args) -> Result<()> {
     let store = args.store.clone().map_or_else(default_store, Ok)?;
     match store.split_once(':') {
+        Some(("sqlite", ":memory:")) => {
+            Err("a store in memory would be gone before its books are read; name a file".into())
+        }
         Some(("sqlite", path)) if !path.is_empty() => {
             bill(sqlite::SqliteLedger::open(Path::new(path)).await?, &args).await
         }
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => bill(postgres::PostgresLedger::connect(&store).await?, &args).await,
         #[cfg(feature = "redis")]
         Some(("redis" | "rediss", _)) => bill(redis::RedisLedger::connect(&store).await?, &args).await,
         _ => Err(format!(
-            "unknown store {store:?}; this program knows sqlite:PATH, and redis://HOST:PORT if it is built with \
-             --features redis"
+            "unknown store {store:?}; this program knows sqlite:PATH, and, built with --features postgres,redis, \
+             postgres://USER@HOST/DATABASE and redis://HOST:PORT"
         )
         .into()),
     }
@@ -116,6 +124,12 @@ async fn bill<L: Ledger>(ledger: L, args: &Args) -> Result<()> {
         }
     }
     handle::<L>(&inbox, &batch, args, &mut tally).await?;
+    if let Some(at) = args.crash_at.filter(|at| at.get() > tally.deliveries) {
+        eprintln!(
+            "billing: did not crash: there are {} deliveries, and {at} was asked for",
+            tally.deliveries
+        );
+    }
     if let Some(error) = unreadable {
         return Err(format!("{error}; the {} deliveries before it are handled", tally.deliveries).into());
     }

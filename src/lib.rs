@@ -37,13 +37,19 @@
 //! | --- | --- |
 //! | `sqlite` | the module `sqlite`: SQLite, by rusqlite |
 //! | `sqlite-bundled` (default) | the same, with SQLite itself compiled in |
-//! | `redis` | the module `redis`: Redis, by redis-rs |
+//! | `postgres` | the module `postgres`: PostgreSQL, by sqlx (Rust 1.94) |
+//! | `redis` | the module `redis`: Redis, by redis-rs (Rust 1.88) |
 //! | `redis-tls` | the same, with TLS |
 //!
 //! Everything of [`inbox_core`] stands at the top of this crate; a backend is a module. To run the conformance suite on
 //! a store of your own, take the crate `inbox-conformance`.
 
 pub use inbox_core::*;
+
+/// The PostgreSQL backend: the crate `inbox-postgres`.
+#[cfg(feature = "postgres")]
+#[doc(inline)]
+pub use inbox_postgres as postgres;
 
 /// The Redis backend: the crate `inbox-redis`.
 #[cfg(feature = "redis")]

@@ -30,18 +30,24 @@ struct Billing {
 #[derive(Clone, Copy)]
 enum Kind {
     Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
     #[cfg(feature = "redis")]
     Redis,
 }
 
 const KINDS: &[Kind] = &[
     Kind::Sqlite,
+    #[cfg(feature = "postgres")]
+    Kind::Postgres,
     #[cfg(feature = "redis")]
     Kind::Redis,
 ];
 
 enum Server {
     None,
+    #[cfg(feature = "postgres")]
+    Postgres(inbox_test_servers::Postgres),
     #[cfg(feature = "redis")]
     Redis(inbox_test_servers::Redis),
 }
@@ -56,6 +62,8 @@ impl Billing {
             folder: tempfile::tempdir().unwrap(),
             server: match kind {
                 Kind::Sqlite => Server::None,
+                #[cfg(feature = "postgres")]
+                Kind::Postgres => Server::Postgres(inbox_test_servers::Postgres::start()),
                 #[cfg(feature = "redis")]
                 Kind::Redis => Server::Redis(inbox_test_servers::Redis::start(&inbox_test_servers::Redis::DURABLE)),
             },
@@ -65,6 +73,8 @@ impl Billing {
     fn store(&self) -> String {
         match &self.server {
             Server::None => format!("sqlite:{}", self.folder.path().join("billing.db").display()),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(server) => server.url(),
             #[cfg(feature = "redis")]
             Server::Redis(server) => server.url(),
         }
@@ -93,7 +103,10 @@ fn program() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let test = std::env::current_exe().unwrap();
         let profile = test.ancestors().nth(2).unwrap();
-        let features = [("redis", cfg!(feature = "redis"))];
+        let features = [
+            ("postgres", cfg!(feature = "postgres")),
+            ("redis", cfg!(feature = "redis")),
+        ];
         let features: Vec<&str> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
         let mut build = Command::new(env!("CARGO"));
         build

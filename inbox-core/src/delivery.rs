@@ -4,7 +4,7 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::MessageId;
+use crate::{Error, MessageId, Result};
 
 /// One delivery of a message: its id and, if the caller wants payloads compared, a fingerprint of its payload.
 ///
@@ -52,6 +52,15 @@ impl Delivery {
 impl From<MessageId> for Delivery {
     fn from(id: MessageId) -> Self {
         Self::new(id)
+    }
+}
+
+/// So that [`Inbox::process_batch`](crate::Inbox::process_batch) takes ids as they are read, unreadable ones among them.
+impl TryFrom<Result<MessageId>> for Delivery {
+    type Error = Error;
+
+    fn try_from(id: Result<MessageId>) -> Result<Self> {
+        id.map(Self::new)
     }
 }
 

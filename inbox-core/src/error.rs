@@ -148,7 +148,7 @@ impl Error {
             Err(foreign) => Self {
                 kind: ErrorKind::Handler,
                 retryable,
-                message: format!("the handler failed: {foreign}").into(),
+                message: "the handler failed".into(),
                 source: Some(Arc::from(foreign)),
             },
         }
@@ -175,9 +175,10 @@ impl Error {
         self.retryable
     }
 
-    /// The error that caused this one, if it is an `E`: the driver's, or the handler's own.
+    /// The first error that is an `E` among those that caused this one: the driver's, or the handler's own, whatever it was
+    /// wrapped in.
     pub fn downcast_ref<E: StdError + 'static>(&self) -> Option<&E> {
-        self.source.as_ref()?.downcast_ref()
+        std::iter::successors(self.source(), |&link| link.source()).find_map(|link| link.downcast_ref())
     }
 }
 
@@ -193,9 +194,14 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
+/// `{}` is the sentence; `{:#}` has behind it what caused it, each cause behind a colon.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        if f.alternate() {
+            std::iter::successors(self.source(), |&link| link.source()).try_for_each(|link| write!(f, ": {link}"))?;
+        }
+        Ok(())
     }
 }
 

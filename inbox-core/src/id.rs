@@ -21,7 +21,7 @@ use crate::{Delivery, Error, ErrorKind, Fingerprint, Result};
 /// Nothing is trimmed, folded or normalised: `"A"` and `"a"`, `"x"` and `"x "`, and the composed and the decomposed
 /// form of `é` are different messages. Text of any length is accepted; all of it counts.
 ///
-/// **Ids that stand for a missing one are refused**: empty, nothing but white space and NUL bytes, and the nil UUID. A
+/// **Ids that stand for a missing one are refused**: empty, nothing but white space and NUL bytes, and the nil UUID in any spelling. A
 /// producer that forgets to set ids would otherwise have all but one of its messages dropped in silence, as
 /// duplicates.
 ///
@@ -123,9 +123,10 @@ impl MessageId {
     }
 
     fn from_name(name: &[u8]) -> Result<Self> {
-        // `Uuid::try_parse_ascii` reads four spellings; of these only the hyphenated one is 36 bytes long.
-        if name.len() == 36 {
-            if let Ok(uuid) = Uuid::try_parse_ascii(name) {
+        // `Uuid::try_parse_ascii` reads four spellings, of which only the hyphenated one is 36 bytes long. The nil UUID
+        // stands for a missing id in every one of them.
+        if let Ok(uuid) = Uuid::try_parse_ascii(name) {
+            if name.len() == 36 || uuid.is_nil() {
                 return Self::from_uuid(uuid);
             }
         }
@@ -153,7 +154,7 @@ fn missing(what: fmt::Arguments<'_>) -> Error {
     Error::new(
         ErrorKind::InvalidInput,
         format!(
-            "missing message id: {what} is blank, and all messages without an id would count as one message; \
+            "missing message id: {what} stands for no id, and all messages without one would count as one message; \
              have the producer set an id, or derive one from what makes the message unique"
         ),
     )

@@ -17,6 +17,8 @@ use crate::{
 /// | leaves the transaction to the inbox | [`process`](Self::process), [`process_batch`](Self::process_batch) |
 /// | has its own transaction open | [`try_claim`](Self::try_claim), [`is_duplicate`](Self::is_duplicate) |
 ///
+/// (With SQLite, whose driver is synchronous, the application's own transaction is claimed in with `SqliteTable`.)
+///
 /// Effects in the store's transaction happen exactly once per (message id, consumer group); effects outside it happen at
 /// least once.
 ///
@@ -257,23 +259,27 @@ impl<S: Upkeep> Inbox<S> {
     ///
     /// As [`Upkeep::purge`]; what was removed before the error stays removed.
     pub async fn purge(&self, older_than: Duration) -> Result<u64> {
-        self.purge_with(Purge::older_than(older_than).of_group(self.group.clone()), |_| ())
-            .await
+        self.purge_with(Purge::older_than(older_than), |_| ()).await
     }
 
-    /// As [`purge`](Self::purge), with the choice of group and of the size of a step, calling `progress` after every
-    /// step with what was removed so far.
+    /// As [`purge`](Self::purge), with the choice of the size of a step, calling `progress` after every step with what was
+    /// removed so far.
+    ///
+    /// A [`Purge`] without a group is one of this inbox's own group. To purge every group's records in one go, ask the
+    /// [`store`](Self::store) itself ([`Upkeep::purge`]), step by step.
     ///
     /// # Errors
     ///
     /// As [`Upkeep::purge`].
-    pub async fn purge_with(&self, purge: Purge, mut progress: impl FnMut(Purged)) -> Result<u64> {
+    pub async fn purge_with(&self, mut purge: Purge, mut progress: impl FnMut(Purged)) -> Result<u64> {
+        purge.group.get_or_insert_with(|| self.group.clone());
         let mut removed = 0;
         loop {
             let step = self.store.purge(&purge).await?;
             removed += step.removed;
             progress(Purged::new(removed, step.more));
-            if !step.more {
+            // A step that removed nothing met only what others hold; it is the next purge's.
+            if !step.more || step.removed == 0 {
                 return Ok(removed);
             }
         }

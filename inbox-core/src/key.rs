@@ -72,6 +72,14 @@ impl TryFrom<&str> for ConsumerGroup {
     }
 }
 
+impl TryFrom<&String> for ConsumerGroup {
+    type Error = Error;
+
+    fn try_from(name: &String) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
 impl TryFrom<String> for ConsumerGroup {
     type Error = Error;
 

@@ -75,4 +75,5 @@ pub use retry::RetryPolicy;
 pub use store::{ClaimIn, InboxStore, Transactions, Upkeep};
 pub use upkeep::{Finding, Health, Purge, Purged, Record, Severity, WaitPolicy};
 /// The crate whose `Uuid` stands in [`MessageId`]'s signatures.
+#[doc(no_inline)]
 pub use uuid;

@@ -93,7 +93,8 @@ impl<W: Send + 'static> MemoryInbox<W> {
         }
     }
 
-    /// The same store (not a copy) through a handle with another wait policy.
+    /// The same store (not a copy) through a handle with another wait policy. A batch waits so for each message that is in
+    /// flight.
     #[must_use]
     pub fn with_wait(mut self, wait: WaitPolicy) -> Self {
         self.wait = wait;
@@ -107,7 +108,8 @@ impl<W: Send + 'static> MemoryInbox<W> {
 
     /// Moves this store's clock forward, to test retention without waiting for it.
     pub fn advance_clock(&self, by: Duration) {
-        self.shared.lock().clock_ahead += by;
+        let mut state = self.shared.lock();
+        state.clock_ahead = state.clock_ahead.saturating_add(by);
     }
 
     /// Claims `key`, waiting for the transaction that has it claimed, if any.
@@ -131,7 +133,19 @@ impl<W: Send + 'static> MemoryInbox<W> {
         }
     }
 
+    /// Refuses a transaction of another store, whose keys would stay in flight there for ever.
+    fn own(&self, tx: &MemoryTx<W>) -> Result<()> {
+        if Arc::ptr_eq(&self.shared, &tx.shared) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidInput,
+            "the transaction is another MemoryInbox's; give it to the store that began it, or to a clone of that",
+        ))
+    }
+
     async fn claim(&self, tx: &mut MemoryTx<W>, key: &Key, fingerprint: Option<Fingerprint>) -> Result<Claim> {
+        self.own(tx)?;
         match self.wait {
             WaitPolicy::Wait | WaitPolicy::DontWait => self.claim_waiting(tx, key, fingerprint).await,
             WaitPolicy::AtMost(longest) => {
@@ -159,7 +173,8 @@ impl<W> Shared<W> {
 
 impl<W> State<W> {
     fn now(&self) -> SystemTime {
-        SystemTime::now() + self.clock_ahead
+        let now = SystemTime::now();
+        now.checked_add(self.clock_ahead).unwrap_or(now)
     }
 
     fn claim(&mut self, tx: &mut MemoryTx<W>, key: &Key, fingerprint: Option<Fingerprint>) -> Option<Holder> {
@@ -278,6 +293,7 @@ impl<W: Send + 'static> Transactions for MemoryInbox<W> {
     }
 
     async fn commit(&self, mut tx: Self::Tx) -> Result<()> {
+        self.own(&tx)?;
         let mut state = self.shared.lock();
         for effect in std::mem::take(&mut tx.effects) {
             effect(&mut state.world);

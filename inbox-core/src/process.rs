@@ -4,7 +4,9 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use crate::retry::Attempts;
-use crate::{BoxError, Claim, Delivery, Error, ErrorKind, InFlight, Inbox, Processed, Result, Transactions};
+use crate::{
+    BoxError, Claim, Delivery, Error, ErrorKind, InFlight, Inbox, Processed, Result, RetryPolicy, Transactions,
+};
 
 /// What became of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,10 +43,17 @@ impl<S: Transactions> Inbox<S> {
     /// A duplicate and a message in flight elsewhere are answered without running the handler. Where the handler or the
     /// store fails, all is rolled back. Where that failure is retryable (a serialization failure, a deadlock, a lost
     /// connection; in the handler's own statements too), all of it runs again, with a fresh clone of the handler, under
-    /// the inbox's [`RetryPolicy`](crate::RetryPolicy); [`retry_if`](Self::retry_if) adds errors of the handler's own.
+    /// the inbox's [`RetryPolicy`](crate::RetryPolicy), which needs the timer of a tokio runtime;
+    /// [`retry_if`](Self::retry_if) adds errors of the handler's own. Where a commit's answer was lost and the next attempt
+    /// finds that it happened, the outcome is a duplicate, and what the handler returned is gone.
     ///
     /// What the handler writes through its transaction happens exactly once per (message id, consumer group). What it
-    /// does elsewhere happens at least once. The handler must not commit or roll back by itself.
+    /// does elsewhere happens at least once. The handler must not commit or roll back by itself, and it holds the
+    /// transaction's locks as long as it runs: fetch what it needs from elsewhere before.
+    ///
+    /// The handler is an async closure, `async |tx| ...` (not `|tx| async ...`), or calls an `async fn` that takes
+    /// `&mut` the transaction. With `?` in it, its last line names the error: `Ok::<_, MyError>(())`. It is cloned for each
+    /// try, so it captures by reference or by clone, and nothing by `&mut`. A boxed error of it is `Send + Sync`.
     ///
     /// # Cancel-safety
     ///
@@ -55,7 +64,9 @@ impl<S: Transactions> Inbox<S> {
     ///
     /// [`ErrorKind::Handler`] with the handler's error as its source ([`Error::downcast_ref`]); an inbox [`Error`] that
     /// the handler returned, as it is; [`ErrorKind::PayloadMismatch`]; and those of [`Transactions`] and
-    /// [`InboxStore`](crate::InboxStore). Do not acknowledge after an error.
+    /// [`InboxStore`](crate::InboxStore). Do not acknowledge after an error; but where it is not
+    /// [retryable](Error::is_retryable), the next delivery will meet it too: set the message aside (a dead letter, a
+    /// terminating answer to the broker) rather than have it come for ever.
     ///
     /// # Panics
     ///
@@ -71,7 +82,8 @@ impl<S: Transactions> Inbox<S> {
     /// Handles a whole batch in one transaction: claims all its messages in one go, runs `handler` once with those that
     /// are new, commits once.
     ///
-    /// `delivery_of` gives each message's id. The handler gets the new messages in the order given; it is not run where
+    /// `delivery_of` gives each message's id, as a [`MessageId`](crate::MessageId), a [`Delivery`], or the `Result` of
+    /// reading one; a message whose id cannot be read gets that error for its outcome. The handler gets the new messages in the order given; it is not run where
     /// there are none. Where it fails, everything is rolled back and the messages are run **one by one**, so that one bad
     /// message does not hold up its neighbours: the handler is then called with one message at a time.
     ///
@@ -109,7 +121,8 @@ impl<S: Transactions> Inbox<S> {
         handler: F,
     ) -> Vec<Result<Outcome<()>>>
     where
-        D: Into<Delivery>,
+        D: TryInto<Delivery>,
+        Error: From<D::Error>,
         F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
         E: Into<BoxError> + 'static,
     {
@@ -154,16 +167,16 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
         F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
         E: Into<BoxError> + 'static,
     {
-        Ok(self.run(delivery.into(), handler).await?)
+        let attempts = self.inbox.retry.start();
+        Ok(self.run(delivery.into(), handler, attempts).await?)
     }
 
-    async fn run<T, E, F>(&self, delivery: Delivery, handler: F) -> Result<Outcome<T>, Failure>
+    async fn run<T, E, F>(&self, delivery: Delivery, handler: F, mut attempts: Attempts) -> Result<Outcome<T>, Failure>
     where
         P: Fn(&E) -> bool,
         F: AsyncFnOnce(&mut S::Tx) -> Result<T, E> + Clone,
         E: Into<BoxError> + 'static,
     {
-        let mut attempts = self.inbox.retry.start();
         loop {
             match self.attempt(delivery, handler.clone()).await {
                 Ok(outcome) => return Ok(outcome),
@@ -180,15 +193,40 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
         handler: F,
     ) -> Vec<Result<Outcome<()>>>
     where
-        D: Into<Delivery>,
+        D: TryInto<Delivery>,
+        Error: From<D::Error>,
         P: Fn(&E) -> bool,
         F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
         E: Into<BoxError> + 'static,
     {
-        let deliveries: Vec<Delivery> = messages.iter().map(|message| delivery_of(message).into()).collect();
+        let mut outcomes: Vec<Option<Result<Outcome<()>>>> = Vec::with_capacity(messages.len());
+        let (mut readable, mut deliveries) = (Vec::new(), Vec::new());
+        for message in messages {
+            match delivery_of(message).try_into().map_err(Error::from) {
+                Ok(delivery) => {
+                    readable.push(message);
+                    deliveries.push(delivery);
+                    outcomes.push(None);
+                }
+                Err(error) => outcomes.push(Some(Err(error))),
+            }
+        }
+        let mut of_readable = self.run_batch(&readable, &deliveries, handler).await.into_iter();
+        outcomes
+            .into_iter()
+            .filter_map(|outcome| outcome.or_else(|| of_readable.next()))
+            .collect()
+    }
+
+    async fn run_batch<M, E, F>(&self, messages: &[&M], deliveries: &[Delivery], handler: F) -> Vec<Result<Outcome<()>>>
+    where
+        P: Fn(&E) -> bool,
+        F: AsyncFnOnce(&mut S::Tx, &[&M]) -> Result<(), E> + Clone,
+        E: Into<BoxError> + 'static,
+    {
         let mut attempts = self.inbox.retry.start();
         let failure = loop {
-            match self.attempt_batch(messages, &deliveries, handler.clone()).await {
+            match self.attempt_batch(messages, deliveries, handler.clone()).await {
                 Ok(outcomes) => return outcomes,
                 Err(failure) => match failure.pause_or_give_up(&mut attempts).await {
                     Ok(()) => {}
@@ -197,16 +235,22 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
             }
         };
         tracing::debug!(error = %failure.error, messages = messages.len(), "the batch failed");
+        // What passes has had its time to pass; to give each message that time again would be as long for each.
+        let singly = if failure.error.is_retryable() {
+            RetryPolicy::never()
+        } else {
+            self.inbox.retry
+        };
         let mut out_of_reach = failure.of_the_store.then_some(failure.error);
         let mut outcomes = Vec::with_capacity(messages.len());
-        for (message, delivery) in messages.iter().zip(deliveries) {
+        for (&message, delivery) in messages.iter().zip(deliveries) {
             if let Some(error) = &out_of_reach {
                 outcomes.push(Err(error.clone()));
                 continue;
             }
             let handler = handler.clone();
             let one_by_one = async move |tx: &mut S::Tx| handler(tx, &[message]).await;
-            let outcome = self.run(delivery, one_by_one).await;
+            let outcome = self.run(*delivery, one_by_one, singly.start()).await;
             outcomes.push(outcome.map_err(|failure| {
                 out_of_reach = failure.of_the_store.then(|| failure.error.clone());
                 failure.error
@@ -231,6 +275,7 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
             },
             Ok(Claim::Duplicate(processed)) => Ok(Outcome::Duplicate(processed)),
             Ok(Claim::InFlight(in_flight)) => Ok(Outcome::InFlight(in_flight)),
+            Err(error) if error.kind() == ErrorKind::PayloadMismatch => Err(Failure::past_the_claim(error)),
             Err(error) => Err(error.into()),
         };
         if matches!(outcome, Ok(Outcome::Processed(_))) {
@@ -243,7 +288,7 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
 
     async fn attempt_batch<M, E, F>(
         &self,
-        messages: &[M],
+        messages: &[&M],
         deliveries: &[Delivery],
         handler: F,
     ) -> Result<Vec<Result<Outcome<()>>>, Failure>
@@ -269,7 +314,7 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
             .iter()
             .zip(&claims)
             .filter(|(_, claim)| matches!(claim, Ok(Claim::New)))
-            .map(|(message, _)| message)
+            .map(|(message, _)| *message)
             .collect();
         if new.is_empty() {
             self.roll_back(tx).await;

@@ -124,17 +124,18 @@ pub enum Severity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purge {
-    /// The least age, by the store's clock, of what is removed. **It must be longer than the broker can still redeliver
+    /// What is older than this, by the store's clock, is removed. **It must be longer than the broker can still redeliver
     /// a message**, replays from dead letters and mirrors included: a message whose record is gone is new again.
     pub older_than: Duration,
-    /// Whose records; `None` means every group's.
+    /// Whose records; `None` means every group's to a store, and its own group's to an [`Inbox`](crate::Inbox).
     pub group: Option<ConsumerGroup>,
     /// How many records one step removes at the most. 1,000 unless set.
     pub step: NonZeroU32,
 }
 
 impl Purge {
-    /// Every group's records that are older than this.
+    /// Records that are older than this: every group's where a store is asked, an [`Inbox`](crate::Inbox)'s own where that
+    /// is.
     pub const fn older_than(older_than: Duration) -> Self {
         Self {
             older_than,

@@ -56,6 +56,7 @@ mod schema;
 mod store;
 mod tx;
 
+#[doc(no_inline)]
 pub use sqlx;
-pub use store::{PostgresInbox, PostgresInboxBuilder};
+pub use store::{Builder, PostgresInbox};
 pub use tx::PostgresTx;

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use inbox_core::{Error, ErrorKind, Result};
+use inbox_core::{Error, ErrorKind, Result, check_name};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::types::Oid;
@@ -313,8 +313,8 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(schema: Option<&str>, table: &str) -> Result<Self> {
-        let schema = schema.map(|schema| quote("schema", schema)).transpose()?;
-        let table = quote("table", table)?;
+        let schema = schema.map(|schema| quote("schema name", schema)).transpose()?;
+        let table = quote("table name", table)?;
         Ok(Self {
             quoted: schema
                 .as_ref()
@@ -335,22 +335,11 @@ impl fmt::Display for Table {
     }
 }
 
-/// A name as SQL's quoted identifier: any characters but NUL; inner quotes doubled. PostgreSQL cuts names after 63
-/// bytes without a word, so that two long ones would be one.
+/// A name as PostgreSQL reads it whatever stands in it: in double quotes, each one inside doubled. 63 bytes are the most
+/// that it keeps of a name.
 fn quote(what: &str, name: &str) -> Result<String> {
-    let problem = if name.is_empty() {
-        "it is empty"
-    } else if name.len() > 63 {
-        "it is longer than 63 bytes, where PostgreSQL would cut it"
-    } else if name.contains('\0') {
-        "it has a NUL character in it"
-    } else {
-        return Ok(format!("\"{}\"", name.replace('"', "\"\"")));
-    };
-    Err(Error::new(
-        ErrorKind::InvalidInput,
-        format!("invalid {what} name {name:?}: {problem}; take another name"),
-    ))
+    check_name(what, name, 63)?;
+    Ok(format!("\"{}\"", name.replace('"', "\"\"")))
 }
 
 /// What stands in a table that claims are made in.

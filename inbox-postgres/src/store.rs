@@ -83,8 +83,8 @@ impl PostgresInbox {
     }
 
     /// The choices: schema, table, waiting, prepared statements.
-    pub fn builder(pool: PgPool) -> PostgresInboxBuilder {
-        PostgresInboxBuilder {
+    pub fn builder(pool: PgPool) -> Builder {
+        Builder {
             pool,
             schema: None,
             table: "inbox_events".into(),
@@ -411,7 +411,16 @@ impl PostgresInbox {
         let opening = ToTheEnd(Some(Box::pin(async move {
             pool.begin_with(AssertSqlSafe(statement)).await
         })));
-        opening.await.map_err(|error| self.error(error))
+        opening.await.map_err(|error| match error::kind_of(&error) {
+            // Nothing of ours is in it yet: somebody's cancelled `begin` has left the connection so.
+            ErrorKind::TransactionEnded => Error::new(
+                ErrorKind::Unavailable,
+                "a connection of the pool came with a failed transaction on it, left by a `begin` that was dropped; run \
+                 the transaction again, and do not drop `PgPool::begin` half-way",
+            )
+            .with_source(error),
+            _ => self.error(error),
+        })
     }
 
     async fn commit_upkeep(&self, tx: Transaction<'static, Postgres>) -> Result<()> {
@@ -617,7 +626,7 @@ impl fmt::Debug for PostgresInbox {
 /// Makes a [`PostgresInbox`]; from [`PostgresInbox::builder`].
 #[derive(Debug, Clone)]
 #[must_use]
-pub struct PostgresInboxBuilder {
+pub struct Builder {
     pool: PgPool,
     schema: Option<String>,
     table: String,
@@ -626,7 +635,7 @@ pub struct PostgresInboxBuilder {
     prepared: bool,
 }
 
-impl PostgresInboxBuilder {
+impl Builder {
     /// The schema of the table; [`Upkeep::setup`] makes it if it is missing. Unless set, the connections' `search_path`
     /// decides.
     ///

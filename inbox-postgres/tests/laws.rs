@@ -1,5 +1,5 @@
 //! The conformance suite on PostgreSQL: on each wait policy, with statements as text, at each default isolation level,
-//! through PgBouncer, and on a table that nats-outbox made.
+//! and through PgBouncer.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -102,7 +102,9 @@ impl Fixture for Place {
     }
 
     async fn write_effect(&self, _store: &PostgresInbox, tx: &mut PostgresTx, name: &str) -> Result<()> {
-        let name: String = name.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let name = name
+            .bytes()
+            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
         let sql = format!(
             "INSERT INTO {}.effects VALUES (convert_from(decode('{name}', 'hex'), 'UTF8'))",
             self.schema

@@ -43,6 +43,7 @@ mod keys;
 mod store;
 mod tx;
 
+#[doc(no_inline)]
 pub use redis;
 pub use store::{Builder, Flushed, RedisInbox, WaitFor};
 pub use tx::RedisTx;

@@ -47,6 +47,7 @@ mod schema;
 mod store;
 mod tx;
 
+#[doc(no_inline)]
 pub use rusqlite;
 pub use schema::SqliteTable;
 pub use store::{Builder, SqliteInbox};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use inbox_core::{ConsumerGroup, Delivery, Inbox, MessageId};
 use inbox_postgres::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use inbox_postgres::sqlx::{AssertSqlSafe, PgPool, Row, raw_sql};
-use inbox_postgres::{PostgresInbox, PostgresInboxBuilder};
+use inbox_postgres::{Builder, PostgresInbox};
 use inbox_test_servers::{postgres_url, unique_name};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -62,10 +62,7 @@ impl Place {
         self.inbox_with(|builder| builder).await
     }
 
-    pub(crate) async fn inbox_with(
-        &self,
-        f: impl FnOnce(PostgresInboxBuilder) -> PostgresInboxBuilder,
-    ) -> Inbox<PostgresInbox> {
+    pub(crate) async fn inbox_with(&self, f: impl FnOnce(Builder) -> Builder) -> Inbox<PostgresInbox> {
         let inbox = Inbox::new(f(PostgresInbox::builder(self.pool.clone())).build().unwrap(), "billing").unwrap();
         inbox.setup().await.unwrap();
         inbox
