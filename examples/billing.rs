@@ -177,7 +177,7 @@ async fn handle<L: Ledger>(inbox: &Inbox<L::Inbox>, batch: &[Delivery], args: &A
         };
         let mut again = Vec::new();
         for (delivery, outcome) in waiting.into_iter().zip(outcomes) {
-            match outcome.map_err(|error| format!("delivery {}: {error}", delivery.number))? {
+            match outcome.map_err(|error| format!("delivery {}: {error:#}", delivery.number))? {
                 Outcome::Processed(()) => tally.invoices += usize::from(delivery.is_order()),
                 Outcome::Duplicate(_) => {
                     crash_if(crash_at == Some(delivery.number));

@@ -102,13 +102,9 @@ impl Fixture for Place {
     }
 
     async fn write_effect(&self, _store: &PostgresInbox, tx: &mut PostgresTx, name: &str) -> Result<()> {
-        let name = name
-            .bytes()
-            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
-        let sql = format!(
-            "INSERT INTO {}.effects VALUES (convert_from(decode('{name}', 'hex'), 'UTF8'))",
-            self.schema
-        );
+        // Names have nothing in them that a text of SQL would need escaped, but quotes.
+        let name = name.replace('\'', "''");
+        let sql = format!("INSERT INTO {}.effects VALUES ('{name}')", self.schema);
         raw_sql(AssertSqlSafe(sql))
             .execute(&mut **tx)
             .await

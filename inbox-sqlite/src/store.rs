@@ -494,7 +494,10 @@ impl Builder {
 
     fn connect(&self, path: &Path) -> Result<Connection> {
         let connection = Connection::open(path).map_err(|error| {
-            let doing = format!("open the database {}", path.display());
+            let doing = format!(
+                "open the database {} (is its folder there, and may this user write in it?)",
+                path.display()
+            );
             driver_error(&doing, error)
         })?;
         // Room for the application's statements beside the store's.

@@ -79,7 +79,11 @@ impl Answer for rusqlite::Result<()> {
 /// back when dropped.
 ///
 /// It dereferences to [`rusqlite::Connection`]: that is how handlers write their effects. Do not end it with a raw
-/// `COMMIT` or `ROLLBACK`; the store notices, and its commit is then an error. Savepoints are fine.
+/// `COMMIT` or `ROLLBACK`; the store notices, and its commit is then an error. Savepoints are fine, as SQL (`SAVEPOINT s`,
+/// `RELEASE s`); rusqlite's own needs a `&mut Connection`, which is not to be had.
+///
+/// It holds the database's one write lock: fetch what a handler needs from elsewhere before. Pass it to helpers as `&mut
+/// SqliteTx`: a `&SqliteTx`, a statement or rows held across an `.await` keep the future from being spawned.
 ///
 /// Statements run on the thread that calls them, and touch memory and the page cache, not the disk's flush; the commit
 /// flushes, and runs on a thread for blocking work.
