@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::Turn::{Fails, Well};
 use common::{Scripted, Step, dropped_after, enter, id, ids, inbox};
-use inbox_core::{ErrorKind, Inbox, MessageId, Outcome, Purge, Transactions};
+use inbox_core::{ErrorKind, Inbox, MessageId, Outcome, Purge, Transactions, Upkeep as _};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -56,7 +56,7 @@ async fn a_purged_message_is_new_again() {
 }
 
 #[tokio::test]
-async fn a_purge_leaves_other_groups_alone_and_one_of_every_group_does_not() {
+async fn a_purge_leaves_other_groups_alone_and_the_stores_own_of_every_group_does_not() {
     let billing = inbox(Scripted::new());
     let shipping = billing.for_group("shipping").unwrap();
     process_all(&billing, &ids(3)).await;
@@ -66,7 +66,11 @@ async fn a_purge_leaves_other_groups_alone_and_one_of_every_group_does_not() {
     assert_eq!(found(&shipping, &ids(4)).await, 4);
     process_all(&billing, &ids(3)).await;
     billing.store().memory().advance_clock(2 * DAY);
-    assert_eq!(billing.purge_with(Purge::older_than(DAY), |_| ()).await.unwrap(), 7);
+    assert_eq!(billing.purge_with(Purge::older_than(DAY), |_| ()).await.unwrap(), 3);
+    assert_eq!(found(&shipping, &ids(4)).await, 4);
+    process_all(&billing, &ids(3)).await;
+    billing.store().memory().advance_clock(2 * DAY);
+    assert_eq!(billing.store().purge(&Purge::older_than(DAY)).await.unwrap().removed, 7);
     assert_eq!(found(&billing, &ids(3)).await + found(&shipping, &ids(4)).await, 0);
 }
 
