@@ -108,8 +108,8 @@ impl MessageId {
         let mut name = Vec::new();
         for (index, part) in parts.into_iter().enumerate() {
             let part = part.as_ref();
-            let blank =
-                std::str::from_utf8(part).is_ok_and(|text| text.chars().all(|c| c.is_whitespace() || c == '\0'));
+            // NUL bytes count here: a part may be a number in binary.
+            let blank = std::str::from_utf8(part).is_ok_and(|text| text.chars().all(char::is_whitespace));
             if blank {
                 return Err(missing(format_args!("part {} of it", index + 1)));
             }

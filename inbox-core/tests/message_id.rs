@@ -407,7 +407,9 @@ fn what_stands_for_a_missing_id_is_refused_with_advice() {
         ("a missing last part", MessageId::from_parts(["orders", "3", ""])),
         ("a missing first part", MessageId::from_parts(["", "orders"])),
         ("a blank part", MessageId::from_parts(["orders", " \t", "1"])),
-        ("a NUL part", MessageId::from_parts(["orders", "\0", "1"])),
+        ("nil without hyphens", MessageId::new("0".repeat(32))),
+        ("nil in braces", MessageId::new(format!("{{{nil}}}"))),
+        ("nil as a URN", MessageId::new(format!("urn:uuid:{nil}"))),
     ];
     for (what, result) in refused {
         let error = result.expect_err(what);
@@ -443,4 +445,14 @@ fn assert_all_differ(ids: &[MessageId]) {
             assert_ne!(id, other, "number {index} and number {other_index} of the list");
         }
     }
+}
+
+/// A Kafka offset as eight bytes is a part like any other, whatever its value.
+#[test]
+fn numbers_in_binary_are_parts_and_all_different() {
+    let offsets = (0_u64..100).chain([8192, u64::MAX]);
+    let ids: std::collections::BTreeSet<MessageId> = offsets
+        .map(|offset| MessageId::from_parts([b"orders".as_slice(), &offset.to_be_bytes()]).unwrap())
+        .collect();
+    assert_eq!(ids.len(), 102);
 }
