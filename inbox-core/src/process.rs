@@ -87,6 +87,8 @@ impl<S: Transactions> Inbox<S> {
     /// there are none. Where it fails, everything is rolled back and the messages are run **one by one**, so that one bad
     /// message does not hold up its neighbours: the handler is then called with one message at a time.
     ///
+    /// In a task that is spawned, `M` must be an owned type: the compiler cannot see through references in it.
+    ///
     /// Returns an outcome for each message, in the order given: acknowledge those that
     /// [may be](Outcome::may_acknowledge), and no other. Once the store itself is out of reach, the messages that were
     /// not tried yet get that error without being tried.

@@ -12,11 +12,16 @@ pub(crate) fn kind_of(error: &rusqlite::Error) -> ErrorKind {
     match failure.code {
         // The snapshot that a transaction has read is behind: waiting cannot help it, only a fresh transaction can.
         ErrorCode::DatabaseBusy if failure.extended_code == ffi::SQLITE_BUSY_SNAPSHOT => ErrorKind::Conflict,
-        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => ErrorKind::Busy,
+        ErrorCode::DatabaseBusy | ErrorCode::FileLockingProtocolFailed => ErrorKind::Busy,
+        // Within one connection, a statement of its own that is still open is in the way: that does not pass.
+        ErrorCode::DatabaseLocked if failure.extended_code == ffi::SQLITE_LOCKED_SHAREDCACHE => ErrorKind::Busy,
+        ErrorCode::SchemaChanged | ErrorCode::OperationInterrupted => ErrorKind::Conflict,
         ErrorCode::PermissionDenied | ErrorCode::ReadOnly | ErrorCode::AuthorizationForStatementDenied => {
             ErrorKind::Denied
         }
-        ErrorCode::CannotOpen | ErrorCode::SystemIoFailure | ErrorCode::OutOfMemory => ErrorKind::Unavailable,
+        ErrorCode::CannotOpen | ErrorCode::SystemIoFailure | ErrorCode::OutOfMemory | ErrorCode::DiskFull => {
+            ErrorKind::Unavailable
+        }
         _ => ErrorKind::Store,
     }
 }
@@ -25,6 +30,11 @@ pub(crate) fn kind_of(error: &rusqlite::Error) -> ErrorKind {
 pub(crate) fn driver_error(doing: &str, error: rusqlite::Error) -> Error {
     let kind = kind_of(&error);
     let message = match (kind, &error) {
+        (ErrorKind::Conflict, rusqlite::Error::SqliteFailure(failure, _))
+            if failure.extended_code != ffi::SQLITE_BUSY_SNAPSHOT =>
+        {
+            format!("could not {doing}: {error}; roll back and run the transaction again")
+        }
         (ErrorKind::Conflict, _) => format!(
             "could not {doing}: the database has changed since this transaction first read it; roll back and run it \
              again, and begin it with BEGIN IMMEDIATE, so that this cannot happen"

@@ -7,7 +7,7 @@ use inbox_core::{
     Claim, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, Key, MessageId, Processed, Purge, Purged,
     Record, Result, check_name,
 };
-use rusqlite::types::Type;
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
 use crate::error::{driver_error, ended};
@@ -34,8 +34,10 @@ struct Sql {
 
 impl Sql {
     fn new(name: &str) -> Self {
-        let table = quoted(name);
-        let index = quoted(&index_name(name));
+        // Always in `main`: a temporary or attached table of the same name would otherwise stand before it.
+        let table = format!("main.{}", quoted(name));
+        let table_in_main = quoted(name);
+        let index = format!("main.{}", quoted(&index_name(name)));
         Self {
             // WITHOUT ROWID: the key is the table, so a claim writes one B-tree instead of two. STRICT: an id is a blob
             // or an error, never a text that compares unequal. NOT NULL: a primary key of SQLite's does not imply it,
@@ -50,7 +52,7 @@ impl Sql {
                  ) STRICT, WITHOUT ROWID"
             ),
             // By group first, so that purging one group reads none of another's records.
-            create_index: format!("CREATE INDEX IF NOT EXISTS {index} ON {table} (consumer_group, processed_at)"),
+            create_index: format!("CREATE INDEX {index} ON {table_in_main} (consumer_group, processed_at)"),
             add_fingerprint: format!("ALTER TABLE {table} ADD COLUMN fingerprint BLOB"),
             // The conflict clause names its target: without one, and with INSERT OR IGNORE, a violation of any other
             // constraint would pass for a duplicate and lose the message.
@@ -59,16 +61,21 @@ impl Sql {
                  VALUES (?1, ?2, {NOW}, ?3)
                  ON CONFLICT (event_id, consumer_group) DO NOTHING"
             ),
-            find: format!("SELECT processed_at, fingerprint FROM {table} WHERE event_id = ?1 AND consumer_group = ?2"),
+            // Byte for byte, whatever collation a table of somebody else's making has for the column.
+            find: format!(
+                "SELECT processed_at, fingerprint FROM {table} WHERE event_id = ?1 AND consumer_group = ?2 COLLATE BINARY"
+            ),
             // Age counts from the work's end: a record of a long transaction is stamped again at its commit.
-            stamp: format!("UPDATE {table} SET processed_at = {NOW} WHERE event_id = ?1 AND consumer_group = ?2"),
-            forget: format!("DELETE FROM {table} WHERE event_id = ?1 AND consumer_group = ?2"),
+            stamp: format!(
+                "UPDATE {table} SET processed_at = {NOW} WHERE event_id = ?1 AND consumer_group = ?2 COLLATE BINARY"
+            ),
+            forget: format!("DELETE FROM {table} WHERE event_id = ?1 AND consumer_group = ?2 COLLATE BINARY"),
             // From each group to the next by the index, which DISTINCT would read whole.
             groups: format!(
                 "WITH RECURSIVE each(name) AS (
                      SELECT min(consumer_group) FROM {table}
                      UNION ALL
-                     SELECT (SELECT min(consumer_group) FROM {table} WHERE consumer_group > each.name)
+                     SELECT (SELECT min(consumer_group) FROM {table} WHERE consumer_group > each.name COLLATE BINARY)
                      FROM each WHERE each.name IS NOT NULL
                  )
                  SELECT name FROM each WHERE name IS NOT NULL"
@@ -77,7 +84,7 @@ impl Sql {
             purge: format!(
                 "DELETE FROM {table} WHERE (event_id, consumer_group) IN (
                      SELECT event_id, consumer_group FROM {table}
-                     WHERE consumer_group = ?1 AND processed_at < {NOW} - ?2
+                     WHERE consumer_group = ?1 COLLATE BINARY AND processed_at < {NOW} - ?2
                      ORDER BY processed_at LIMIT ?3
                  )"
             ),
@@ -143,7 +150,9 @@ impl Sql {
 /// # Ok(()) }
 /// ```
 ///
-/// A record's time is that of its claim: keep such transactions short against the retention.
+/// A record's time is that of its claim: keep such transactions short against the retention. The connection is the
+/// application's to set up: have `synchronous` at least `FULL`, or a power loss can undo a commit whose message was
+/// acknowledged; and have the effects in the inbox's own file, because SQLite commits an attached one apart.
 #[derive(Debug)]
 pub struct SqliteTable {
     name: String,
@@ -321,10 +330,14 @@ impl SqliteTable {
             Shape::Current => Ok(()),
             Shape::Missing => tx.execute_batch(&self.create_sql()).map_err(failed),
             Shape::Older(missing) => {
-                if missing.contains(&Missing::Fingerprint) {
-                    tx.execute_batch(&self.sql.add_fingerprint).map_err(failed)?;
+                for part in missing {
+                    tx.execute_batch(match part {
+                        Missing::Fingerprint => &self.sql.add_fingerprint,
+                        Missing::Index => &self.sql.create_index,
+                    })
+                    .map_err(failed)?;
                 }
-                tx.execute_batch(&self.sql.create_index).map_err(failed)
+                Ok(())
             }
             Shape::Other(why) => Err(self.wrong_shape(&why)),
         }
@@ -380,7 +393,10 @@ impl SqliteTable {
             ),
         }
         let triggers: Vec<String> = connection
-            .prepare("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE")
+            .prepare(
+                "SELECT name FROM (SELECT * FROM main.sqlite_master UNION ALL SELECT * FROM temp.sqlite_master)
+                 WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE",
+            )
             .and_then(|mut statement| {
                 let names = statement.query_map([&self.name], |row| row.get(0))?;
                 names.collect()
@@ -440,44 +456,47 @@ impl SqliteTable {
     }
 
     fn inspect(&self, connection: &Connection) -> rusqlite::Result<Shape> {
-        let mut statement = connection.prepare(r#"SELECT name, type, "notnull" FROM pragma_table_info(?1)"#)?;
-        let columns: Vec<(String, String, bool)> = statement
-            .query_map([&self.name], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        let mut statement = connection.prepare(
+            r#"SELECT name, type, "notnull" AND dflt_value IS NULL, "notnull" FROM pragma_table_info(?1, 'main')"#,
+        )?;
+        let columns: Vec<Column> = statement
+            .query_map([&self.name], |row| {
+                Ok(Column {
+                    name: row.get(0)?,
+                    type_name: row.get(1)?,
+                    must_be_given: row.get(2)?,
+                    not_null: row.get(3)?,
+                })
+            })?
             .collect::<rusqlite::Result<_>>()?;
         if columns.is_empty() {
             return Ok(Shape::Missing);
         }
-        let column = |name: &str| columns.iter().find(|column| column.0.eq_ignore_ascii_case(name));
-        for (name, type_name) in [
-            ("event_id", "BLOB"),
-            ("consumer_group", "TEXT"),
-            ("processed_at", "INTEGER"),
-        ] {
-            let Some((_, found, not_null)) = column(name) else {
-                return Ok(Shape::Other(format!("it has no column {name}")));
-            };
-            if !found.eq_ignore_ascii_case(type_name) {
-                return Ok(Shape::Other(format!(
-                    "its column {name} is {found:?} and must be {type_name}"
-                )));
-            }
-            if !not_null && name != "processed_at" {
-                return Ok(Shape::Other(format!(
-                    "its column {name} may be NULL, and NULLs are never duplicates of each other"
-                )));
-            }
+        if let Some(why) = wrong_columns(&columns) {
+            return Ok(Shape::Other(why));
         }
-        if !self.has_key(connection)? {
+        let (has_key, other_keys, foreign_keys) = self.constraints(connection)?;
+        if !has_key {
             return Ok(Shape::Other(
                 "it has no unique key of exactly (event_id, consumer_group), compared byte for byte".into(),
             ));
         }
+        if other_keys {
+            return Ok(Shape::Other(
+                "it has a further unique key, which would refuse messages that are new".into(),
+            ));
+        }
+        if foreign_keys {
+            return Ok(Shape::Other(
+                "it has a foreign key, which would refuse messages that are new".into(),
+            ));
+        }
         let mut missing = Vec::new();
-        if column("fingerprint").is_none() {
+        if !columns.iter().any(|column| column.is("fingerprint")) {
             missing.push(Missing::Fingerprint);
         }
         let indexed: bool = connection.query_row(
-            "SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) WHERE name = ?2 COLLATE NOCASE)",
+            "SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1, 'main') WHERE name = ?2 COLLATE NOCASE)",
             [&self.name, &index_name(&self.name)],
             |row| row.get(0),
         )?;
@@ -491,22 +510,76 @@ impl SqliteTable {
         })
     }
 
-    /// Whether a unique index covers just the key, whole (not partial) and byte for byte. A primary key has an index in
-    /// this list as well.
-    fn has_key(&self, connection: &Connection) -> rusqlite::Result<bool> {
+    /// Whether a unique index covers just the key, whole (not partial) and byte for byte; whether there is another unique
+    /// index; whether there is a foreign key. A primary key is in the list of indexes as well.
+    fn constraints(&self, connection: &Connection) -> rusqlite::Result<(bool, bool, bool)> {
         connection.query_row(
-            r#"SELECT EXISTS (
-                   SELECT 1 FROM pragma_index_list(?1) AS list
-                   WHERE list."unique" AND NOT list.partial AND (
-                       SELECT count(*) FILTER (WHERE part.coll = 'BINARY' AND part.name IN ('event_id', 'consumer_group')) = 2
-                              AND count(*) = 2
-                       FROM pragma_index_xinfo(list.name) AS part WHERE part.key
-                   )
-               )"#,
+            r#"WITH uniques AS (
+                   SELECT NOT list.partial AND (
+                       SELECT count(*) = 2 AND count(*) FILTER (
+                                  WHERE part.coll = 'BINARY' AND lower(part.name) IN ('event_id', 'consumer_group')) = 2
+                       FROM pragma_index_xinfo(list.name, 'main') AS part WHERE part.key
+                   ) AS is_key
+                   FROM pragma_index_list(?1, 'main') AS list WHERE list."unique"
+               )
+               SELECT EXISTS (SELECT 1 FROM uniques WHERE is_key), EXISTS (SELECT 1 FROM uniques WHERE NOT is_key),
+                      EXISTS (SELECT 1 FROM pragma_foreign_key_list(?1, 'main'))"#,
             [&self.name],
-            |row| row.get(0),
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
         )
     }
+}
+
+/// A column as SQLite describes it.
+struct Column {
+    name: String,
+    type_name: String,
+    must_be_given: bool,
+    not_null: bool,
+}
+
+impl Column {
+    fn is(&self, name: &str) -> bool {
+        self.name.eq_ignore_ascii_case(name)
+    }
+}
+
+/// Why claims could not be kept in these columns.
+fn wrong_columns(columns: &[Column]) -> Option<String> {
+    const OURS: [(&str, &str); 4] = [
+        ("event_id", "BLOB"),
+        ("consumer_group", "TEXT"),
+        ("processed_at", "INTEGER"),
+        ("fingerprint", "BLOB"),
+    ];
+    for (name, type_name) in OURS {
+        let Some(column) = columns.iter().find(|column| column.is(name)) else {
+            if name == "fingerprint" {
+                continue; // an older version's
+            }
+            return Some(format!("it has no column {name}"));
+        };
+        if !column.type_name.eq_ignore_ascii_case(type_name) {
+            return Some(format!(
+                "its column {name} is {:?} and must be {type_name}",
+                column.type_name
+            ));
+        }
+        if !column.not_null && matches!(name, "event_id" | "consumer_group") {
+            return Some(format!(
+                "its column {name} may be NULL, and NULLs are never duplicates of each other"
+            ));
+        }
+    }
+    let foreign = columns
+        .iter()
+        .find(|column| column.must_be_given && !OURS.iter().any(|(name, _)| column.is(name)));
+    foreign.map(|column| {
+        format!(
+            "its column {} must be given a value, and claims give it none",
+            column.name
+        )
+    })
 }
 
 /// What stands under the table's name.
@@ -543,23 +616,27 @@ impl fmt::Display for SqliteTable {
     }
 }
 
+/// What a record says. The key alone makes a duplicate: a time or fingerprint of another program's making, which we cannot
+/// read, is as good as none.
 fn processed(row: &Row<'_>) -> rusqlite::Result<Processed> {
-    let at: Option<i64> = row.get(0)?;
-    let fingerprint: Option<[u8; 16]> = row.get(1)?;
-    let fingerprint = fingerprint.map(Fingerprint::from_bytes);
-    let Some(millis) = at else {
-        return Ok(Processed::default().with_fingerprint(fingerprint));
+    let fingerprint = match row.get_ref(1)? {
+        ValueRef::Blob(bytes) => bytes.try_into().ok().map(Fingerprint::from_bytes),
+        _ => None,
     };
-    let since = Duration::from_millis(millis.unsigned_abs());
-    let time = if millis < 0 {
-        UNIX_EPOCH.checked_sub(since)
-    } else {
-        UNIX_EPOCH.checked_add(since)
+    let time: Option<SystemTime> = match row.get_ref(0)? {
+        ValueRef::Integer(millis) => {
+            let since = Duration::from_millis(millis.unsigned_abs());
+            if millis < 0 {
+                UNIX_EPOCH.checked_sub(since)
+            } else {
+                UNIX_EPOCH.checked_add(since)
+            }
+        }
+        _ => None,
     };
-    let time: SystemTime = time.ok_or_else(|| {
-        rusqlite::Error::FromSqlConversionFailure(0, Type::Integer, format!("{millis} ms is no time").into())
-    })?;
-    Ok(Processed::at(time).with_fingerprint(fingerprint))
+    Ok(time
+        .map_or_else(Processed::default, Processed::at)
+        .with_fingerprint(fingerprint))
 }
 
 /// A name as SQLite reads it whatever stands in it: in double quotes, each one inside doubled.

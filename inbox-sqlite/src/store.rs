@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 
 use crate::error::{driver_error, kind_of};
 use crate::schema::SqliteTable;
-use crate::tx::{Held, SqliteTx};
+use crate::tx::{Held, SqliteTx, refuse_attached};
 
 /// How many claims of a batch are made before other tasks of the thread get a turn.
 const CLAIMS_A_TURN: usize = 256;
@@ -69,8 +69,53 @@ struct Inner {
     writer: Arc<Queue>,
     /// The writer again, where the database has no file that a second connection could open.
     reader: Arc<Queue>,
-    file: Option<PathBuf>,
+    file: Option<File>,
     busy_timeout: Duration,
+}
+
+/// The database's file: where it is, and which it was when it was opened.
+struct File {
+    path: PathBuf,
+    identity: Option<Identity>,
+}
+
+/// Device and number of a file.
+type Identity = (u64, u64);
+
+impl File {
+    /// The file of a connection's main database; `None` for one in memory or in a temporary file.
+    fn of(connection: &Connection) -> Option<Self> {
+        let path = connection.path().filter(|path| !path.is_empty()).map(PathBuf::from)?;
+        let identity = identity(&path);
+        Some(Self { path, identity })
+    }
+
+    /// Fails if another file stands in the place, or none: what is committed to the one that is open, nobody would find.
+    fn ensure_in_place(&self) -> Result<()> {
+        if identity(&self.path) == self.identity {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Store,
+            format!(
+                "the file {} was removed or replaced under the open store; open the store again",
+                self.path.display()
+            ),
+        ))
+    }
+}
+
+#[cfg(unix)]
+fn identity(path: &Path) -> Option<Identity> {
+    use std::os::unix::fs::MetadataExt;
+    let file = std::fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// Elsewhere an open file cannot be removed.
+#[cfg(not(unix))]
+fn identity(_path: &Path) -> Option<Identity> {
+    None
 }
 
 /// A connection, and the tasks that wait for it: first come, first served.
@@ -253,6 +298,9 @@ impl InboxStore for SqliteInbox {
 #[async_trait]
 impl Transactions for SqliteInbox {
     async fn begin(&self) -> Result<SqliteTx> {
+        if let Some(file) = &self.inner.file {
+            file.ensure_in_place()?;
+        }
         let held = self.inner.writer.turn(self.inner.busy_timeout).await?;
         let mut pauses = ExponentialBuilder::default()
             .with_jitter()
@@ -310,7 +358,10 @@ impl Upkeep for SqliteInbox {
             inner.table.examine(connection, &mut health)?;
             settings(connection, inner.file.is_some(), &mut health)?;
             if let Some(file) = &inner.file {
-                log_size(file, &mut health);
+                if let Err(error) = file.ensure_in_place() {
+                    health.fault(error.to_string(), "nothing is stored where it is looked for");
+                }
+                log_size(&file.path, &mut health);
             }
             Ok(health)
         })
@@ -337,7 +388,7 @@ impl Upkeep for SqliteInbox {
 fn settings(connection: &Connection, in_file: bool, health: &mut Health) -> Result<()> {
     let failed = |error| driver_error("read the database's settings", error);
     let journal_mode: String = connection
-        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
+        .query_row("PRAGMA main.journal_mode", [], |row| row.get(0))
         .map_err(failed)?;
     if in_file && !journal_mode.eq_ignore_ascii_case("wal") {
         health.warning(
@@ -352,7 +403,7 @@ fn settings(connection: &Connection, in_file: bool, health: &mut Health) -> Resu
         );
     }
     let synchronous: i64 = connection
-        .query_row("PRAGMA synchronous", [], |row| row.get(0))
+        .query_row("PRAGMA main.synchronous", [], |row| row.get(0))
         .map_err(failed)?;
     if synchronous < FULL {
         health.fault(
@@ -386,7 +437,7 @@ impl fmt::Debug for SqliteInbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteInbox")
             .field("table", &self.inner.table.name())
-            .field("file", &self.inner.file)
+            .field("file", &self.inner.file.as_ref().map(|file| &file.path))
             .field("busy_timeout", &self.inner.busy_timeout)
             .finish()
     }
@@ -437,14 +488,15 @@ impl Builder {
 
     /// How long to wait for the write lock, of another process or of one transaction of this one, before
     /// [`ErrorKind::Busy`]; 5 seconds unless set. Waiting in a queue that moves does not count.
-    pub const fn busy_timeout(mut self, timeout: Duration) -> Self {
-        self.busy_timeout = timeout;
+    pub fn busy_timeout(mut self, timeout: Duration) -> Self {
+        // SQLite counts milliseconds in 31 bits: three weeks and a half.
+        self.busy_timeout = timeout.min(Duration::from_millis(i32::MAX as u64));
         self
     }
 
     /// Runs this on every connection right after it is opened, before anything else: the place for `foreign_keys`, an
-    /// encryption key, functions and attached databases. It must leave commit hook, rollback hook and busy timeout to
-    /// the store.
+    /// encryption key and functions. It must leave commit hook, rollback hook and busy timeout to the store, end what it
+    /// begins, and attach no database file: SQLite does not commit two files together.
     pub fn on_connect(mut self, run: impl Fn(&Connection) -> rusqlite::Result<()> + Send + Sync + 'static) -> Self {
         self.on_connect = Some(Arc::new(run));
         self
@@ -460,7 +512,7 @@ impl Builder {
         blocking(move || {
             let table = SqliteTable::new(self.table.clone())?;
             let writer = self.connect(&path)?;
-            let file = database_file(&writer);
+            let file = File::of(&writer);
             let reader = match &file {
                 Some(_) => Some(self.connect(&path)?),
                 None => None,
@@ -471,7 +523,7 @@ impl Builder {
     }
 
     /// Takes a connection of the caller's; see [`SqliteInbox::from_connection`]. [`on_connect`](Self::on_connect) is not
-    /// run on it.
+    /// run on it; its commit hook, rollback hook and busy timeout are replaced.
     ///
     /// # Errors
     ///
@@ -479,14 +531,8 @@ impl Builder {
     pub async fn from_connection(self, connection: Connection) -> Result<SqliteInbox> {
         blocking(move || {
             let table = SqliteTable::new(self.table.clone())?;
-            if !connection.is_autocommit() {
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    "a transaction is open on the connection; end it first, or claim in it with SqliteTable",
-                ));
-            }
             self.prepare(&connection)?;
-            let file = database_file(&connection);
+            let file = File::of(&connection);
             self.assemble(table, connection, None, file)
         })
         .await
@@ -511,8 +557,15 @@ impl Builder {
 
     /// Sets what the guarantee needs. Blocks, for at most the busy timeout.
     fn prepare(&self, connection: &Connection) -> Result<()> {
+        if !connection.is_autocommit() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "a transaction is open on the connection; end it first, or claim in it with SqliteTable",
+            ));
+        }
+        refuse_attached(connection)?;
         let journal_mode = self.enter_wal(connection)?;
-        let in_file = database_file(connection).is_some();
+        let in_file = File::of(connection).is_some();
         if in_file && !journal_mode.eq_ignore_ascii_case("wal") {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -523,11 +576,15 @@ impl Builder {
             ));
         }
         let set = || {
-            let synchronous: i64 = connection.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
+            let synchronous: i64 = connection.query_row("PRAGMA main.synchronous", [], |row| row.get(0))?;
             if synchronous < FULL {
-                connection.pragma_update(None, "synchronous", FULL)?;
+                connection.execute_batch(&format!("PRAGMA main.synchronous = {FULL}"))?;
             }
-            connection.query_row(&format!("PRAGMA journal_size_limit = {LOG_SIZE_LIMIT}"), [], |_| Ok(()))?;
+            connection.query_row(
+                &format!("PRAGMA main.journal_size_limit = {LOG_SIZE_LIMIT}"),
+                [],
+                |_| Ok(()),
+            )?;
             connection.busy_timeout(Duration::ZERO)
         };
         set().map_err(|error| driver_error("set up the connection", error))
@@ -539,7 +596,7 @@ impl Builder {
         loop {
             let answer = connection
                 .busy_timeout(self.busy_timeout)
-                .and_then(|()| connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0)));
+                .and_then(|()| connection.query_row("PRAGMA main.journal_mode = wal", [], |row| row.get(0)));
             match answer {
                 Err(error) if kind_of(&error) == ErrorKind::Busy && since.elapsed() < self.busy_timeout => {
                     std::thread::sleep(Duration::from_millis(5));
@@ -554,7 +611,7 @@ impl Builder {
         table: SqliteTable,
         writer: Connection,
         reader: Option<Connection>,
-        file: Option<PathBuf>,
+        file: Option<File>,
     ) -> Result<SqliteInbox> {
         let writer = Queue::new(writer)?;
         let reader = match reader {
@@ -575,11 +632,6 @@ impl Builder {
 
 /// `PRAGMA synchronous`: 0 is OFF, 1 NORMAL, 2 FULL, 3 EXTRA.
 const FULL: i64 = 2;
-
-/// The file of a connection's main database; `None` for one in memory or in a temporary file.
-fn database_file(connection: &Connection) -> Option<PathBuf> {
-    connection.path().filter(|path| !path.is_empty()).map(PathBuf::from)
-}
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

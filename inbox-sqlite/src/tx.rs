@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use inbox_core::{Error, Key, Result};
-use rusqlite::Connection;
+use inbox_core::{Error, ErrorKind, Key, Result};
+use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::error::{commit_error, driver_error, ended};
@@ -19,26 +19,33 @@ const LONG: Duration = Duration::from_millis(100);
 /// A connection that the store has to itself, and whether its transaction was ended behind the store's back.
 pub(crate) struct Held {
     connection: Connection,
-    /// Set by SQLite's commit and rollback hooks, which nothing that a handler does with raw SQL can get around.
-    ended: Arc<AtomicBool>,
+    /// What SQLite's hooks have said since the transaction began. Raw SQL cannot get around them.
+    ends: Arc<Ends>,
+}
+
+/// How a transaction has ended, as SQLite's commit and rollback hooks tell.
+#[derive(Default)]
+struct Ends {
+    committed: AtomicBool,
+    rolled_back: AtomicBool,
 }
 
 impl Held {
     pub(crate) fn new(mut connection: Connection) -> rusqlite::Result<Self> {
-        let ended = Arc::new(AtomicBool::new(false));
-        let (by_commit, by_rollback) = (Arc::clone(&ended), Arc::clone(&ended));
+        let ends = Arc::new(Ends::default());
+        let (commits, rollbacks) = (Arc::clone(&ends), Arc::clone(&ends));
         // `&mut` is what rusqlite 0.43 wants here and 0.32 does not mind.
         let connection_mut = &mut connection;
         connection_mut
             .commit_hook(Some(move || {
-                by_commit.store(true, Ordering::Relaxed);
+                commits.committed.store(true, Ordering::Relaxed);
                 false // lets it commit
             }))
             .answer()?;
         connection_mut
-            .rollback_hook(Some(move || by_rollback.store(true, Ordering::Relaxed)))
+            .rollback_hook(Some(move || rollbacks.rolled_back.store(true, Ordering::Relaxed)))
             .answer()?;
-        Ok(Self { connection, ended })
+        Ok(Self { connection, ends })
     }
 
     pub(crate) const fn connection(&self) -> &Connection {
@@ -52,9 +59,20 @@ impl Held {
             // Its last rollback failed.
             self.connection.execute_batch("ROLLBACK")?;
         }
+        // A handler may have set another, and this thread must not wait in SQLite.
+        self.connection.busy_timeout(Duration::ZERO)?;
         self.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        self.ended.store(false, Ordering::Relaxed);
+        self.ends.committed.store(false, Ordering::Relaxed);
+        self.ends.rolled_back.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn committed(&self) -> bool {
+        self.ends.committed.load(Ordering::Relaxed)
+    }
+
+    fn rolled_back(&self) -> bool {
+        self.ends.rolled_back.load(Ordering::Relaxed)
     }
 }
 
@@ -105,7 +123,7 @@ impl SqliteTx {
 
     /// Fails if the transaction that was begun is not the one that is open now.
     pub(crate) fn ensure_open(&self, doing: &str) -> Result<()> {
-        if self.is_autocommit() || self.held.ended.load(Ordering::Relaxed) {
+        if self.is_autocommit() || self.held.committed() || self.held.rolled_back() {
             return Err(ended(doing));
         }
         Ok(())
@@ -125,10 +143,15 @@ impl SqliteTx {
                 .stamp(&self, &self.claimed)
                 .map_err(|error| driver_error("stamp the records", error))?;
         }
-        let committed = self
+        refuse_attached(&self)?;
+        let committed = match self
             .busy_timeout(busy_timeout)
             .and_then(|()| self.prepare_cached("COMMIT")?.execute([]))
-            .map_err(commit_error);
+        {
+            // An error after the commit, such as that of a hook or of a checkpoint, undoes nothing.
+            Err(_) if self.is_autocommit() && self.held.committed() && !self.held.rolled_back() => Ok(0),
+            answer => answer.map_err(commit_error),
+        };
         // From here on, threads of the runtime use this connection again, and must not wait in it.
         let reset = self.busy_timeout(Duration::ZERO);
         committed?;
@@ -143,6 +166,24 @@ impl SqliteTx {
         }
         self.execute_batch("ROLLBACK")
             .map_err(|error| driver_error("roll back", error))
+    }
+}
+
+/// In WAL mode SQLite commits each file by itself, so a crash in between would leave the record without its effect.
+pub(crate) fn refuse_attached(connection: &Connection) -> Result<()> {
+    let attached: Option<String> = connection
+        .prepare_cached("SELECT name FROM pragma_database_list WHERE file <> '' AND name <> 'main' LIMIT 1")
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)).optional())
+        .map_err(|error| driver_error("look for attached databases", error))?;
+    match attached {
+        None => Ok(()),
+        Some(name) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the database {name:?} is attached, and SQLite does not commit two files together: a crash could keep the \
+                 record and lose the effect; have the effects in the inbox's own file, and attach nothing to its connection"
+            ),
+        )),
     }
 }
 

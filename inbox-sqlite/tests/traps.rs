@@ -155,6 +155,26 @@ async fn a_table_whose_key_may_be_null_or_is_compared_otherwise_is_found_out() {
             "event_id BLOB NOT NULL, consumer_group TEXT NOT NULL, PRIMARY KEY (event_id, consumer_group)",
             "processed_at",
         ),
+        (
+            "event_id BLOB NOT NULL, consumer_group TEXT NOT NULL UNIQUE ON CONFLICT REPLACE, processed_at INTEGER,
+             PRIMARY KEY (event_id, consumer_group)",
+            "further unique key",
+        ),
+        (
+            "event_id BLOB NOT NULL, consumer_group TEXT NOT NULL, processed_at INTEGER, extra TEXT NOT NULL,
+             PRIMARY KEY (event_id, consumer_group)",
+            "extra",
+        ),
+        (
+            "event_id BLOB NOT NULL, consumer_group TEXT NOT NULL REFERENCES effects, processed_at INTEGER,
+             PRIMARY KEY (event_id, consumer_group)",
+            "foreign key",
+        ),
+        (
+            "event_id BLOB NOT NULL, consumer_group TEXT NOT NULL, processed_at INTEGER, fingerprint TEXT,
+             PRIMARY KEY (event_id, consumer_group)",
+            "fingerprint",
+        ),
     ] {
         let place = Place::new();
         place
@@ -243,6 +263,12 @@ async fn waiting_for_another_connections_lock_does_not_block_the_runtime() {
     let inbox = place
         .inbox_with(SqliteInbox::builder().busy_timeout(Duration::from_secs(600)))
         .await;
+    // Not even after a handler has told the connection to wait in SQLite.
+    let set = inbox.process(id("set"), async |tx| {
+        tx.busy_timeout(Duration::from_secs(600))?;
+        Err::<(), BoxError>("and fails".into())
+    });
+    assert!(set.await.is_err());
     let (locked, is_locked) = tokio::sync::oneshot::channel();
     let (tick, ticks) = mpsc::channel::<()>();
     let other = place.connect();
@@ -670,4 +696,144 @@ async fn an_empty_batch_and_one_of_50_000_ids_work() {
         inbox.purge(Duration::ZERO).await.unwrap() + u64::try_from(place.records()).unwrap(),
         50_000
     );
+}
+
+#[tokio::test]
+async fn an_attached_file_is_refused_because_sqlite_does_not_commit_two_files_together() {
+    let place = Place::new();
+    let other = place.path().with_file_name("other.db");
+    rusqlite::Connection::open(&other)
+        .unwrap()
+        .execute_batch("CREATE TABLE invoices (x)")
+        .unwrap();
+    let attach = format!("ATTACH '{}' AS other", other.display());
+
+    let on_connect = attach.clone();
+    let builder = SqliteInbox::builder().on_connect(move |connection| connection.execute_batch(&on_connect));
+    let error = builder.open(place.path()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let mode: String = rusqlite::Connection::open(&other)
+        .unwrap()
+        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(mode, "delete", "other people's files are left as they are");
+
+    let inbox = place.inbox().await;
+    let handled = inbox.process(id("a"), async |tx| {
+        tx.execute_batch(&attach)?;
+        tx.execute("INSERT INTO other.invoices VALUES (1)", []).map(drop)
+    });
+    let error = handled.await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_eq!(place.records(), 0);
+    let invoices: i64 = rusqlite::Connection::open(&other)
+        .unwrap()
+        .query_row("SELECT count(*) FROM invoices", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(invoices, 0);
+}
+
+#[tokio::test]
+async fn a_table_of_the_same_name_elsewhere_does_not_stand_before_ours() {
+    let place = Place::new();
+    let inbox = place.inbox().await;
+    let shadowed = inbox.process(id("a"), async |tx| {
+        tx.execute_batch("CREATE TEMP TABLE inbox_events AS SELECT * FROM main.inbox_events")
+    });
+    assert!(matches!(shadowed.await, Ok(Outcome::Processed(()))));
+    assert!(matches!(handle(&inbox, "b").await, Ok(Outcome::Processed(()))));
+    assert_eq!(place.records(), 2);
+    assert!(inbox.find(id("b")).await.unwrap().is_some());
+
+    // The synchronous inbox, beside another program's inbox that is attached.
+    let mut connection = rusqlite::Connection::open_in_memory().unwrap();
+    connection
+        .execute_batch(&format!("ATTACH '{}' AS other", place.path().display()))
+        .unwrap();
+    let table = SqliteTable::default();
+    table.setup(&mut connection).unwrap();
+    let tx = connection
+        .transaction_with_behavior(TransactionBehavior::Immediate)
+        .unwrap();
+    assert!(table.try_claim_in(&tx, inbox.group(), id("a")).unwrap().is_new());
+    tx.commit().unwrap();
+    assert_eq!(place.records(), 2);
+}
+
+#[tokio::test]
+async fn a_commit_that_happened_is_no_error_though_sqlite_reports_one_after_it() {
+    let place = Place::new();
+    let mut connection = place.connect();
+    connection.execute_batch("PRAGMA journal_mode = wal").unwrap();
+    let connection_mut = &mut connection;
+    connection_mut.wal_hook(Some(|_, _| Err(rusqlite::Error::InvalidQuery)));
+    let inbox = Inbox::new(SqliteInbox::from_connection(connection).await.unwrap(), "group").unwrap();
+    inbox.setup().await.unwrap();
+    assert!(matches!(handle(&inbox, "a").await, Ok(Outcome::Processed(()))));
+    assert_eq!((place.records(), place.effects("a")), (1, 1));
+}
+
+#[tokio::test]
+async fn a_file_that_was_replaced_under_the_store_is_found_out() {
+    let place = Place::new();
+    let inbox = place.inbox().await;
+    assert!(handle(&inbox, "a").await.unwrap().may_acknowledge());
+    for file in [place.path(), place.log(), place.path().with_file_name("test.db-shm")] {
+        std::fs::remove_file(file).unwrap();
+    }
+    for replaced in [false, true] {
+        if replaced {
+            drop(place.connect());
+        }
+        let error = handle(&inbox, "b").await.unwrap_err();
+        assert!(error.to_string().contains("replaced"), "{error}");
+        let health = inbox.check().await.unwrap();
+        assert!(
+            !health.is_sound() && health.to_string().contains("replaced"),
+            "{health}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn settings_beyond_what_sqlite_can_count_and_hooks_that_leave_a_transaction_are_met() {
+    let place = Place::new();
+    let patient = SqliteInbox::builder().busy_timeout(Duration::MAX);
+    let inbox = place.inbox_with(patient).await;
+    assert!(handle(&inbox, "a").await.unwrap().may_acknowledge());
+
+    let leaving = SqliteInbox::builder().on_connect(|connection| connection.execute_batch("BEGIN"));
+    let error = leaving.open(place.path()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+}
+
+#[tokio::test]
+async fn a_record_whose_time_or_fingerprint_cannot_be_read_is_a_duplicate_all_the_same() {
+    let place = Place::new();
+    place
+        .connect()
+        .execute_batch(&format!(
+            "CREATE TABLE inbox_events (event_id BLOB NOT NULL, consumer_group TEXT NOT NULL, processed_at INTEGER,
+                 fingerprint BLOB, PRIMARY KEY (event_id, consumer_group));
+             INSERT INTO inbox_events VALUES (x'{}', 'group', '2024-01-01', x'00')",
+            id("a").as_uuid().simple()
+        ))
+        .unwrap();
+    let inbox = place.inbox().await;
+    let outcome = inbox
+        .process(id("a").with_payload("x"), async |_tx| Ok::<_, BoxError>(()))
+        .await;
+    assert!(matches!(outcome, Ok(Outcome::Duplicate(_))), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn an_index_of_somebody_elses_under_our_name_is_a_clear_error_of_the_setup() {
+    let place = Place::new();
+    place
+        .connect()
+        .execute_batch("CREATE INDEX inbox_events_by_age ON effects (name)")
+        .unwrap();
+    let store = SqliteInbox::open(place.path()).await.unwrap();
+    let error = store.setup().await.unwrap_err();
+    assert!(error.to_string().contains("inbox_events_by_age"), "{error}");
 }
