@@ -90,8 +90,13 @@ const FENCE: &str = "fence";
 pub(crate) const FENCE_STANDS: Duration = Duration::from_millis(1);
 
 impl Value {
-    pub(crate) fn write(at: SystemTime, token: Uuid, fingerprint: Option<Fingerprint>) -> String {
-        let mut value = format!("{} claim={}", humantime::format_rfc3339_millis(at), token.simple());
+    /// What the values of one transaction begin with.
+    pub(crate) fn head(at: SystemTime, token: Uuid) -> String {
+        format!("{} claim={}", humantime::format_rfc3339_millis(at), token.simple())
+    }
+
+    pub(crate) fn write(head: &str, fingerprint: Option<Fingerprint>) -> String {
+        let mut value = head.to_owned();
         if let Some(fingerprint) = fingerprint {
             _ = write!(value, " payload={fingerprint}");
         }
@@ -169,7 +174,6 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 #[derive(Debug, Clone)]
 pub(crate) struct Claimed {
     pub(crate) key: String,
-    pub(crate) token: Uuid,
     pub(crate) fingerprint: Option<Fingerprint>,
 }
 
@@ -177,8 +181,6 @@ impl Claimed {
     pub(crate) fn new(key: String, delivery: &Delivery) -> Self {
         Self {
             key,
-            // Tells our record from another consumer's, when the answer of the commit is lost.
-            token: Uuid::new_v4(),
             fingerprint: delivery.fingerprint(),
         }
     }
@@ -228,7 +230,7 @@ mod tests {
     fn values_are_read_as_they_were_written() {
         let (token, at) = (Uuid::new_v4(), UNIX_EPOCH + Duration::from_millis(1_796_000_000_123));
         for fingerprint in [None, Some(Fingerprint::of("x"))] {
-            let text = Value::write(at, token, fingerprint);
+            let text = Value::write(&Value::head(at, token), fingerprint);
             let processed = Processed::at(at).with_fingerprint(fingerprint);
             assert_eq!(Value::read(&text), Some(Value::Record { token, processed }));
         }

@@ -189,8 +189,9 @@ impl RedisInbox {
     pub async fn claim_now(&self, group: &ConsumerGroup, delivery: impl Into<Delivery>) -> Result<Claim> {
         let delivery = delivery.into();
         let claimed = Claimed::new(self.key(group, delivery.id()), &delivery);
+        let token = Uuid::new_v4();
         let mut pooled = self.shared.connection().await?;
-        let mut answer = self.set_now(&mut pooled.connection, &claimed).await;
+        let mut answer = self.set_now(&mut pooled.connection, token, &claimed).await;
         if answer.is_err() {
             // What it still has to say belongs to nobody.
             drop(Object::take(pooled));
@@ -198,7 +199,7 @@ impl RedisInbox {
         for _again in 0..3 {
             match answer {
                 Err(lost) if kind_of(&lost) == ErrorKind::Unavailable => {
-                    answer = self.set_now(&mut self.shared.fresh().await?, &claimed).await;
+                    answer = self.set_now(&mut self.shared.fresh().await?, token, &claimed).await;
                 }
                 _ => break,
             }
@@ -212,7 +213,7 @@ impl RedisInbox {
             _ => driver_error("claim a message", error),
         })?;
         let claim = match standing {
-            Some(value) if token_of(Some(&value)) == Some(claimed.token) => Claim::New,
+            Some(value) if token_of(Some(&value)) == Some(token) => Claim::New,
             Some(value) => judge(&claimed.key, &value)?,
             // It expired between the two commands: the next delivery will be new.
             None => Claim::InFlight(InFlight::new()),
@@ -224,15 +225,12 @@ impl RedisInbox {
     async fn set_now(
         &self,
         connection: &mut MultiplexedConnection,
-        Claimed {
-            key,
-            token,
-            fingerprint,
-        }: &Claimed,
+        token: Uuid,
+        Claimed { key, fingerprint }: &Claimed,
     ) -> Result<Option<Vec<u8>>, RedisError> {
         // The server's clock would take a round trip of its own; this time is for people to read, the time to live is
         // the server's.
-        let value = Value::write(SystemTime::now(), *token, *fingerprint);
+        let value = Value::write(&Value::head(SystemTime::now(), token), *fingerprint);
         let set: Reply = keys::record(key, &value, self.shared.retention)
             .query_async(connection)
             .await?;

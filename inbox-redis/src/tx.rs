@@ -35,6 +35,8 @@ use crate::store::{Connected, Connector, Shared};
 pub struct RedisTx {
     link: Option<Link>,
     shared: Arc<Shared>,
+    /// Tells the records of this transaction from another consumer's, when the answer of the commit is lost.
+    token: Uuid,
     claimed: Vec<Claimed>,
     /// Where in `claimed` a key is.
     places: HashMap<String, usize>,
@@ -88,6 +90,7 @@ impl RedisTx {
         Self {
             link: Some(link),
             shared,
+            token: Uuid::new_v4(),
             claimed: Vec::new(),
             places: HashMap::new(),
             pipe: Pipeline::new(),
@@ -280,14 +283,9 @@ impl RedisTx {
         let mut commands = Pipeline::with_capacity(self.claimed.len() + self.pipe.len() + 2);
         commands.add_command(cmd("MULTI"));
         // Stamped with the time now, so that age counts from the end of the work.
-        let now = self.now().unwrap_or(UNIX_EPOCH);
-        for Claimed {
-            key,
-            token,
-            fingerprint,
-        } in &self.claimed
-        {
-            let value = Value::write(now, *token, *fingerprint);
+        let head = Value::head(self.now().unwrap_or(UNIX_EPOCH), self.token);
+        for Claimed { key, fingerprint } in &self.claimed {
+            let value = Value::write(&head, *fingerprint);
             commands.add_command(keys::record(key, &value, self.shared.retention));
         }
         for effect in self.pipe.cmd_iter() {
@@ -385,7 +383,7 @@ impl RedisTx {
         let mut delete = Pipeline::with_capacity(3);
         delete.add_command(cmd("MULTI"));
         for (claimed, value) in claimed.iter().zip(standing) {
-            if token_of(value.as_deref()) == Some(claimed.token) {
+            if token_of(value.as_deref()) == Some(self.token) {
                 delete.add_command(keys::delete(&claimed.key));
             }
         }
@@ -421,7 +419,7 @@ impl RedisTx {
         let mut pause = Duration::from_millis(20);
         loop {
             match self.shared.fence(&first.key).await {
-                Ok(Some(token)) if token == first.token => return Ok(()),
+                Ok(Some(token)) if token == self.token => return Ok(()),
                 Ok(_) => {
                     return Err(Error::new(
                         ErrorKind::Unavailable,
