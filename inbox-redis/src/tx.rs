@@ -298,20 +298,10 @@ impl RedisTx {
     /// What all the replies of a commit come to. After this, `EXEC` has ended every watch.
     async fn judge(&mut self, commands: &Pipeline, mut replies: Vec<Reply>) -> Result<()> {
         let exec = replies.pop().unwrap_or_default();
-        let refused = commands
-            .cmd_iter()
-            .zip(&replies)
-            .find_map(|(command, reply)| match reply {
-                Reply::ServerError(error) => Some((command, RedisError::from(error.clone()))),
-                _ => None,
-            });
-        if let Some((command, error)) = refused {
+        if let Some((command, error)) = first_error(commands.cmd_iter(), &replies) {
             self.close();
             let kind = kind_of(&error);
-            let message = format!(
-                "Redis refused a command of the transaction, so none was run: {}: {error}",
-                shown(command)
-            );
+            let message = format!("Redis refused a command of the transaction, so none was run: {command}: {error}");
             return Err(Error::new(kind, message).with_source(error));
         }
         let results = match exec {
@@ -341,11 +331,7 @@ impl RedisTx {
         {
             return Err(broken_watch(lost.0, &lost.1.key));
         }
-        let effects = self.pipe.cmd_iter().zip(effects);
-        let failed = effects.into_iter().find_map(|(command, reply)| match reply {
-            Reply::ServerError(error) => Some((shown(command), RedisError::from(error.clone()))),
-            _ => None,
-        });
+        let failed = first_error(self.pipe.cmd_iter(), effects);
         match failed {
             None => Ok(()),
             Some((command, error)) => Err(self.take_back(&command, error).await),
@@ -529,6 +515,14 @@ fn unexpected(reply: &Reply) -> Error {
         ErrorKind::Store,
         format!("Redis answered EXEC with {reply:?}, which it never should"),
     )
+}
+
+/// The first command that the server answered with an error, for an error's text, and that error.
+fn first_error<'c>(commands: impl Iterator<Item = &'c Cmd>, replies: &[Reply]) -> Option<(String, RedisError)> {
+    commands.zip(replies).find_map(|(command, reply)| match reply {
+        Reply::ServerError(error) => Some((shown(command), error.clone().into())),
+        _ => None,
+    })
 }
 
 /// A command for an error's text, no longer than a line.
