@@ -1,5 +1,6 @@
 //! What is stored: the key of a record, its value, and every command that touches it.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
@@ -95,12 +96,11 @@ impl Value {
         format!("{} claim={}", humantime::format_rfc3339_millis(at), token.simple())
     }
 
-    pub(crate) fn write(head: &str, fingerprint: Option<Fingerprint>) -> String {
-        let mut value = head.to_owned();
-        if let Some(fingerprint) = fingerprint {
-            _ = write!(value, " payload={fingerprint}");
+    pub(crate) fn write(head: &str, fingerprint: Option<Fingerprint>) -> Cow<'_, str> {
+        match fingerprint {
+            None => Cow::Borrowed(head),
+            Some(fingerprint) => Cow::Owned(format!("{head} payload={fingerprint}")),
         }
-        value
     }
 
     /// `None` if it is none of ours.
@@ -125,23 +125,33 @@ impl Value {
 
 /// What a claim sends: the watch first, so that whatever happens to the key after the look makes EXEC fail.
 pub(crate) fn watch(keys: &[String]) -> Cmd {
-    let mut watch = cmd("WATCH");
-    watch.arg(keys);
-    watch
+    of_all("WATCH", keys)
 }
 
 /// One look for all keys.
 pub(crate) fn look(keys: &[String]) -> Cmd {
-    let mut look = cmd("MGET");
-    look.arg(keys);
-    look
+    of_all("MGET", keys)
+}
+
+/// A command about many keys, which are thousands in a large batch.
+fn of_all(name: &str, keys: &[String]) -> Cmd {
+    let bytes = name.len() + keys.iter().map(String::len).sum::<usize>();
+    let mut command = Cmd::with_capacity(keys.len() + 1, bytes);
+    command.arg(name).arg(keys);
+    command
 }
 
 /// Writes a record: in one command, so that it can never be left without its time to live; and only where there is
 /// none, so that its reply tells whether the watch has held.
 pub(crate) fn record(key: &str, value: &str, retention: Duration) -> Cmd {
-    let mut set = cmd("SET");
-    set.arg(key).arg(value).arg("NX").arg("PX").arg(millis(retention));
+    // The longest number has 20 digits. A batch makes hundreds of these: none of them is to grow piece by piece.
+    let mut set = Cmd::with_capacity(6, key.len() + value.len() + "SETNXPX".len() + 20);
+    set.arg("SET")
+        .arg(key)
+        .arg(value)
+        .arg("NX")
+        .arg("PX")
+        .arg(millis(retention));
     set
 }
 
@@ -230,7 +240,8 @@ mod tests {
     fn values_are_read_as_they_were_written() {
         let (token, at) = (Uuid::new_v4(), UNIX_EPOCH + Duration::from_millis(1_796_000_000_123));
         for fingerprint in [None, Some(Fingerprint::of("x"))] {
-            let text = Value::write(&Value::head(at, token), fingerprint);
+            let head = Value::head(at, token);
+            let text = Value::write(&head, fingerprint);
             let processed = Processed::at(at).with_fingerprint(fingerprint);
             assert_eq!(Value::read(&text), Some(Value::Record { token, processed }));
         }

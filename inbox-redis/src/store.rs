@@ -230,12 +230,13 @@ impl RedisInbox {
     ) -> Result<Option<Vec<u8>>, RedisError> {
         // The server's clock would take a round trip of its own; this time is for people to read, the time to live is
         // the server's.
-        let value = Value::write(&Value::head(SystemTime::now(), token), *fingerprint);
+        let head = Value::head(SystemTime::now(), token);
+        let value = Value::write(&head, *fingerprint);
         let set: Reply = keys::record(key, &value, self.shared.retention)
             .query_async(connection)
             .await?;
         if set == Reply::Okay {
-            return Ok(Some(value.into_bytes()));
+            return Ok(Some(value.into_owned().into_bytes()));
         }
         keys::get(key).query_async(connection).await
     }
@@ -266,7 +267,7 @@ impl InboxStore for RedisInbox {
         group: &ConsumerGroup,
         deliveries: &[Delivery],
     ) -> Result<Vec<Claim>> {
-        let keys: Vec<String> = deliveries
+        let mut keys: Vec<String> = deliveries
             .iter()
             .map(|delivery| self.key(group, delivery.id()))
             .collect();
@@ -274,12 +275,13 @@ impl InboxStore for RedisInbox {
         let mut order: Vec<usize> = (0..deliveries.len()).collect();
         order.sort_by_key(|&index| deliveries[index].id());
         let same = |a: &usize, b: &usize| deliveries[*a].id() == deliveries[*b].id();
-        let unknown: Vec<usize> = order
-            .chunk_by(same)
-            .map(|equal| equal[0])
-            .filter(|&index| tx.own_claim(&keys[index]).is_none())
-            .collect();
-        let looked_for: Vec<String> = unknown.iter().map(|&index| keys[index].clone()).collect();
+        let (mut unknown, mut looked_for) = (Vec::with_capacity(keys.len()), Vec::with_capacity(keys.len()));
+        for equal in order.chunk_by(same) {
+            if tx.own_claim(&keys[equal[0]]).is_none() {
+                unknown.push(equal[0]);
+                looked_for.push(std::mem::take(&mut keys[equal[0]]));
+            }
+        }
         for key in &looked_for {
             tx.stay_in_slot(key.as_bytes())?;
         }
@@ -292,13 +294,19 @@ impl InboxStore for RedisInbox {
             return Err(Error::new(ErrorKind::Store, "Redis answered MGET with too few values"));
         }
         let mut claims: Vec<Option<Claim>> = vec![None; deliveries.len()];
+        let mut new = Vec::with_capacity(unknown.len());
         for ((index, key), value) in unknown.into_iter().zip(looked_for).zip(values) {
             claims[index] = Some(if let Some(value) = value {
                 judge(&key, &value)?
             } else {
-                tx.note(Claimed::new(key, &deliveries[index]));
+                new.push(Claimed::new(key, &deliveries[index]));
                 Claim::New
             });
+        }
+        let repeated = claims.iter().any(Option::is_none);
+        tx.note(new);
+        if !repeated {
+            return Ok(claims.into_iter().flatten().collect());
         }
         for equal in order.chunk_by(same) {
             for &index in equal {

@@ -38,7 +38,7 @@ pub struct RedisTx {
     /// Tells the records of this transaction from another consumer's, when the answer of the commit is lost.
     token: Uuid,
     claimed: Vec<Claimed>,
-    /// Where in `claimed` a key is.
+    /// Where in `claimed` a key is: of as many as there are in it. Most transactions claim once and never ask.
     places: HashMap<String, usize>,
     pipe: Pipeline,
     slot: Option<u16>,
@@ -163,14 +163,17 @@ impl RedisTx {
     }
 
     /// The claim of `key` in this very transaction, and the time by the server's clock.
-    pub(crate) fn own_claim(&self, key: &str) -> Option<(&Claimed, SystemTime)> {
+    pub(crate) fn own_claim(&mut self, key: &str) -> Option<(&Claimed, SystemTime)> {
+        for (place, claimed) in self.claimed.iter().enumerate().skip(self.places.len()) {
+            self.places.insert(claimed.key.clone(), place);
+        }
         let claimed = &self.claimed[*self.places.get(key)?];
         Some((claimed, self.now()?))
     }
 
-    pub(crate) fn note(&mut self, claimed: Claimed) {
-        self.places.insert(claimed.key.clone(), self.claimed.len());
-        self.claimed.push(claimed);
+    /// Notes claims of keys that the transaction had not claimed yet.
+    pub(crate) fn note(&mut self, claimed: impl IntoIterator<Item = Claimed>) {
+        self.claimed.extend(claimed);
     }
 
     /// The server's time now.
