@@ -41,6 +41,10 @@ pub enum ErrorKind {
     PayloadMismatch,
     /// The caller's handler returned an error; it is the [`source`](StdError::source).
     Handler,
+    /// The message will fail whenever it is handled; a handler says so with [`Error::poison`].
+    Poison,
+    /// The broker cannot be reached, refuses, or does not have what was asked for.
+    Broker,
     /// The store cannot do what was asked.
     Unsupported,
     /// Any other error of the database or its driver.
@@ -78,6 +82,8 @@ impl ErrorKind {
             Self::TransactionEnded => "transaction ended",
             Self::PayloadMismatch => "payload mismatch",
             Self::Handler => "handler",
+            Self::Poison => "poison",
+            Self::Broker => "broker",
             Self::Unsupported => "unsupported",
             Self::Store => "store",
         }
@@ -129,6 +135,14 @@ impl Error {
             ErrorKind::InvalidInput,
             format!("invalid {what} {}: {why}", Shown(given)),
         )
+    }
+
+    /// A message that will fail whenever it is handled, because of `cause`: one that cannot be read, or makes no sense. A
+    /// handler that returns it, as it is or as the source of an error of its own, has the message set aside at once
+    /// instead of coming again.
+    pub fn poison(cause: impl Into<BoxError>) -> Self {
+        let cause = cause.into();
+        Self::new(ErrorKind::Poison, format!("the message is poison: {cause}")).with_source(cause)
     }
 
     /// The same error, caused by `source`: the driver's error, whole, so that callers can look into it.
@@ -255,6 +269,8 @@ mod tests {
             ErrorKind::TransactionEnded,
             ErrorKind::PayloadMismatch,
             ErrorKind::Handler,
+            ErrorKind::Poison,
+            ErrorKind::Broker,
             ErrorKind::Unsupported,
             ErrorKind::Store,
         ] {

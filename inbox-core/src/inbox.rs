@@ -97,6 +97,10 @@ impl<S: InboxStore> Inbox<S> {
         &self.group
     }
 
+    pub(crate) fn key(&self, id: MessageId) -> Key {
+        Key::new(self.group.clone(), id)
+    }
+
     /// How claims went so far.
     pub fn counts(&self) -> Counts {
         self.counters.read()
@@ -237,7 +241,7 @@ impl<S: Upkeep> Inbox<S> {
     ///
     /// As [`Upkeep::find`].
     pub async fn find(&self, id: MessageId) -> Result<Option<Record>> {
-        self.store.find(&Key::new(self.group.clone(), id)).await
+        self.store.find(&self.key(id)).await
     }
 
     /// Forgets that this group processed a message, so that its next delivery is handled again.
@@ -246,7 +250,7 @@ impl<S: Upkeep> Inbox<S> {
     ///
     /// As [`Upkeep::forget`].
     pub async fn forget(&self, id: MessageId) -> Result<bool> {
-        self.store.forget(&Key::new(self.group.clone(), id)).await
+        self.store.forget(&self.key(id)).await
     }
 
     /// Removes all of this group's records that are older than `older_than`, by the store's clock, step by step, and

@@ -42,14 +42,17 @@
 //! | --- | --- |
 //! | applications | [`Inbox`], [`MessageId`], [`ConsumerGroup`], [`Claim`], [`Outcome`], [`RetryPolicy`], [`Counts`] |
 //! | comparing payloads | [`Delivery`], [`Fingerprint`] |
+//! | what was given up | [`DeadLetter`], [`DeadLetterInfo`], [`Headers`] |
 //! | unit tests | [`MemoryInbox`] |
-//! | those who write stores | [`InboxStore`], [`Transactions`], [`ClaimIn`], [`Upkeep`]; [`check_name`] |
+//! | those who write stores | [`InboxStore`], [`Transactions`], [`ClaimIn`], [`Upkeep`], [`DeadLetters`]; [`check_name`] |
 //! | errors | [`Error`], [`ErrorKind`] |
 
 mod claim;
 mod counts;
+mod dead_letter;
 mod delivery;
 mod error;
+mod headers;
 mod id;
 mod inbox;
 mod key;
@@ -63,8 +66,10 @@ mod upkeep;
 pub use async_trait::async_trait;
 pub use claim::{Claim, InFlight, Processed};
 pub use counts::Counts;
+pub use dead_letter::{DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetterState, DeadLetters};
 pub use delivery::{Delivery, Fingerprint};
 pub use error::{BoxError, Error, ErrorKind, Result};
+pub use headers::Headers;
 pub use id::MessageId;
 pub use inbox::Inbox;
 pub use key::{ConsumerGroup, Key};

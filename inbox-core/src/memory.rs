@@ -1,9 +1,10 @@
 //! [`MemoryInbox`]: a real store in memory, for unit tests.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error as StdError;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -11,8 +12,9 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use crate::{
-    Claim, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, InFlight, InboxStore, Key, Processed, Purge,
-    Purged, Record, Result, Transactions, Upkeep, WaitPolicy,
+    Claim, ConsumerGroup, DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetterState, DeadLetters, Delivery, Error,
+    ErrorKind, Fingerprint, Health, InFlight, InboxStore, Key, Processed, Purge, Purged, Record, Result, Transactions,
+    Upkeep, WaitPolicy,
 };
 
 /// A store in memory, with transactions, rollback and claims that wait for each other, for unit tests of consumers.
@@ -50,6 +52,7 @@ struct Shared<W> {
 
 struct State<W> {
     records: HashMap<Key, Processed>,
+    letters: BTreeMap<Key, DeadLetter>,
     in_flight: HashMap<Key, TxNumber>,
     /// Which transaction waits for which: a ring in it is a deadlock.
     waiting: HashMap<TxNumber, TxNumber>,
@@ -81,6 +84,7 @@ impl<W: Send + 'static> MemoryInbox<W> {
             shared: Arc::new(Shared {
                 state: Mutex::new(State {
                     records: HashMap::new(),
+                    letters: BTreeMap::new(),
                     in_flight: HashMap::new(),
                     waiting: HashMap::new(),
                     last_tx: 0,
@@ -231,6 +235,8 @@ pub struct MemoryTx<W = ()> {
     shared: Arc<Shared<W>>,
     number: TxNumber,
     claimed: HashMap<Key, Option<Fingerprint>>,
+    /// What becomes of dead letters at the commit: kept, or removed.
+    letters: Vec<(Key, Option<DeadLetter>)>,
     effects: Vec<Effect<W>>,
 }
 
@@ -288,6 +294,7 @@ impl<W: Send + 'static> Transactions for MemoryInbox<W> {
             shared: Arc::clone(&self.shared),
             number: state.last_tx,
             claimed: HashMap::new(),
+            letters: Vec::new(),
             effects: Vec::new(),
         })
     }
@@ -305,6 +312,15 @@ impl<W: Send + 'static> Transactions for MemoryInbox<W> {
                 .records
                 .insert(key, Processed::at(now).with_fingerprint(fingerprint));
         }
+        for (key, letter) in std::mem::take(&mut tx.letters) {
+            match letter {
+                Some(mut letter) => {
+                    letter.info.died_at = now;
+                    state.letters.insert(key, letter);
+                }
+                None => drop(state.letters.remove(&key)),
+            }
+        }
         Ok(())
     }
 
@@ -315,6 +331,76 @@ impl<W: Send + 'static> Transactions for MemoryInbox<W> {
 
     fn classify(&self, _error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
         None
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetters<Tx = MemoryTx<W>>> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl<W: Send + 'static> DeadLetters for MemoryInbox<W> {
+    async fn add_dead_letter(&self, tx: &mut Self::Tx, letter: &DeadLetter) -> Result<()> {
+        self.own(tx)?;
+        tx.letters.push((letter.info.key.clone(), Some(letter.clone())));
+        Ok(())
+    }
+
+    async fn remove_dead_letter(&self, tx: &mut Self::Tx, key: &Key) -> Result<()> {
+        self.own(tx)?;
+        tx.letters.push((key.clone(), None));
+        Ok(())
+    }
+
+    async fn find_dead_letter(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        Ok(self.shared.lock().letters.get(key).cloned())
+    }
+
+    async fn list_dead_letters(
+        &self,
+        group: &ConsumerGroup,
+        after: Option<DeadLetterPlace>,
+        limit: NonZeroU32,
+    ) -> Result<Vec<DeadLetterInfo>> {
+        let state = self.shared.lock();
+        let mut letters: Vec<DeadLetterInfo> = state
+            .letters
+            .values()
+            .map(|letter| &letter.info)
+            .filter(|info| info.key.group() == group && after.is_none_or(|after| info.place() > after))
+            .cloned()
+            .collect();
+        letters.sort_by_key(DeadLetterInfo::place);
+        letters.truncate(limit.get() as usize);
+        Ok(letters)
+    }
+
+    async fn start_put_back(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        let Some(letter) = state.letters.get_mut(key) else {
+            return Ok(None);
+        };
+        if letter.info.state != DeadLetterState::PuttingBack {
+            letter.info.state = DeadLetterState::PuttingBack;
+            state.records.remove(key);
+        }
+        Ok(Some(letter.clone()))
+    }
+
+    async fn finish_put_back(&self, info: &DeadLetterInfo) -> Result<bool> {
+        let mut state = self.shared.lock();
+        let same = state.letters.get(&info.key).is_some_and(|letter| {
+            letter.info.state == DeadLetterState::PuttingBack && letter.info.died_at == info.died_at
+        });
+        if same {
+            state.letters.remove(&info.key);
+        }
+        Ok(same)
+    }
+
+    async fn delete_dead_letter(&self, key: &Key) -> Result<bool> {
+        Ok(self.shared.lock().letters.remove(key).is_some())
     }
 }
 

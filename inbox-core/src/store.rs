@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use async_trait::async_trait;
 
-use crate::{Claim, ConsumerGroup, Delivery, ErrorKind, Health, Key, Purge, Purged, Record, Result};
+use crate::{Claim, ConsumerGroup, DeadLetters, Delivery, ErrorKind, Health, Key, Purge, Purged, Record, Result};
 
 /// A store of records of processed messages, as far as claims go: what every backend implements.
 ///
@@ -97,6 +97,12 @@ pub trait Transactions: InboxStore {
     /// It lets a serialization failure in the handler be run again as one in a claim is. `None`: not an error of the
     /// driver's. `error` is one link of the chain of sources; the caller walks it.
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind>;
+
+    /// This store as one that keeps dead letters, if it does. Without, a consumer never gives a message up: it stays on
+    /// the broker.
+    fn dead_letters(&self) -> Option<&dyn DeadLetters<Tx = Self::Tx>> {
+        None
+    }
 }
 
 /// Claims in an open transaction of type `T`, which the caller opened, with the driver itself if it likes.
