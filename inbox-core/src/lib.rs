@@ -41,13 +41,16 @@
 //! | for | see |
 //! | --- | --- |
 //! | applications | [`Inbox`], [`MessageId`], [`ConsumerGroup`], [`Claim`], [`Outcome`], [`RetryPolicy`], [`Counts`] |
+//! | consumers of a broker | [`Consumer`], [`ConsumerOptions`], [`Summary`] |
 //! | comparing payloads | [`Delivery`], [`Fingerprint`] |
 //! | what was given up | [`DeadLetter`], [`DeadLetterInfo`], [`Headers`] |
-//! | unit tests | [`MemoryInbox`] |
+//! | unit tests | [`MemoryInbox`], [`MemoryBroker`] |
 //! | those who write stores | [`InboxStore`], [`Transactions`], [`ClaimIn`], [`Upkeep`], [`DeadLetters`]; [`check_name`] |
+//! | those who connect brokers | [`Broker`], [`BrokerMessage`], [`Handled`], [`GivenUp`] |
 //! | errors | [`Error`], [`ErrorKind`] |
 
 mod claim;
+mod consumer;
 mod counts;
 mod dead_letter;
 mod delivery;
@@ -57,6 +60,7 @@ mod id;
 mod inbox;
 mod key;
 mod memory;
+mod memory_broker;
 mod name;
 mod process;
 mod retry;
@@ -65,6 +69,7 @@ mod upkeep;
 
 pub use async_trait::async_trait;
 pub use claim::{Claim, InFlight, Processed};
+pub use consumer::{Broker, BrokerLimits, BrokerMessage, Consumer, ConsumerOptions, GivenUp, Handled, Summary};
 pub use counts::Counts;
 pub use dead_letter::{DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetterState, DeadLetters};
 pub use delivery::{Delivery, Fingerprint};
@@ -74,6 +79,7 @@ pub use id::MessageId;
 pub use inbox::Inbox;
 pub use key::{ConsumerGroup, Key};
 pub use memory::{MemoryInbox, MemoryTx};
+pub use memory_broker::{MemoryBroker, MemoryMessage, Told};
 pub use name::check_name;
 pub use process::{Outcome, RetryIf};
 pub use retry::RetryPolicy;

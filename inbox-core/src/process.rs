@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 use crate::retry::Attempts;
 use crate::{
@@ -151,6 +152,25 @@ impl<S: Transactions> Inbox<S> {
     }
 }
 
+impl<S: Transactions> Inbox<S> {
+    /// The transaction is void either way; that its rollback failed is worth a word and no more.
+    ///
+    /// A connection that is cut off, or busy with a statement whose future was dropped, is not waited for: what is left of
+    /// the transaction is dropped, and the store sees to it in the background.
+    pub(crate) async fn roll_back(&self, tx: S::Tx) {
+        match tokio::time::timeout(ROLLBACK_PATIENCE, self.store.rollback(tx)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the rollback failed; the database rolls back when it sees the connection gone");
+            }
+            Err(_elapsed) => tracing::debug!("the rollback is not answered; it goes on in the background"),
+        }
+    }
+}
+
+/// How long a rollback is waited for.
+const ROLLBACK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// An [`Inbox`] that knows which of the handler's errors are passing; made by [`Inbox::retry_if`].
 pub struct RetryIf<'a, S, P> {
     inbox: &'a Inbox<S>,
@@ -273,7 +293,7 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
         let outcome = match self.inbox.judge(answer, &delivery) {
             Ok(Claim::New) => match handler(&mut tx).await {
                 Ok(value) => Ok(Outcome::Processed(value)),
-                Err(error) => Err(Failure::past_the_claim(self.handler_error(error))),
+                Err(error) => Err(self.handler_failure(error)),
             },
             Ok(Claim::Duplicate(processed)) => Ok(Outcome::Duplicate(processed)),
             Ok(Claim::InFlight(in_flight)) => Ok(Outcome::InFlight(in_flight)),
@@ -288,7 +308,8 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
         outcome
     }
 
-    async fn attempt_batch<M, E, F>(
+    /// One transaction over a batch, to be run again by the caller if it likes.
+    pub(crate) async fn attempt_batch<M, E, F>(
         &self,
         messages: &[&M],
         deliveries: &[Delivery],
@@ -322,7 +343,7 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
             self.roll_back(tx).await;
         } else if let Err(error) = handler(&mut tx, &new).await {
             self.roll_back(tx).await;
-            return Err(Failure::past_the_claim(self.handler_error(error)));
+            return Err(self.handler_failure(error));
         } else {
             store.commit(tx).await.map_err(Failure::past_the_claim)?;
         }
@@ -338,38 +359,40 @@ impl<S: Transactions, P> RetryIf<'_, S, P> {
             .collect())
     }
 
-    /// The transaction is void either way; that its rollback failed is worth a word and no more.
     async fn roll_back(&self, tx: S::Tx) {
-        if let Err(error) = self.inbox.store.rollback(tx).await {
-            tracing::debug!(%error, "the rollback failed; the database rolls back when it sees the connection gone");
-        }
+        self.inbox.roll_back(tx).await;
     }
 
-    fn handler_error<E>(&self, error: E) -> Error
+    fn handler_failure<E>(&self, error: E) -> Failure
     where
         P: Fn(&E) -> bool,
         E: Into<BoxError> + 'static,
     {
         let passing = (self.passing)(&error);
         let error = boxed(error);
-        let retryable = passing || self.is_passing(&*error);
-        Error::from_handler(error, retryable)
+        let (kind, retryable) = self.classify(&*error).unzip();
+        Failure {
+            of_the_store: kind == Some(ErrorKind::Unavailable),
+            ..Failure::past_the_claim(Error::from_handler(error, passing || retryable == Some(true)))
+        }
     }
 
-    /// What the first link in a handler error's chain of sources that we or the store's driver made says.
-    fn is_passing(&self, error: &(dyn StdError + 'static)) -> bool {
-        std::iter::successors(Some(error), |&link| link.source())
-            .find_map(|link| {
-                let own = link.downcast_ref::<Error>().map(Error::is_retryable);
-                own.or_else(|| self.inbox.store.classify(link).map(ErrorKind::is_retryable))
-            })
-            .unwrap_or(false)
+    /// What the first link in a handler error's chain of sources that we or the store's driver made is: of which kind, and
+    /// whether it is retryable.
+    fn classify(&self, error: &(dyn StdError + 'static)) -> Option<(ErrorKind, bool)> {
+        std::iter::successors(Some(error), |&link| link.source()).find_map(|link| {
+            let own = link
+                .downcast_ref::<Error>()
+                .map(|error| (error.kind(), error.is_retryable()));
+            let driver = || self.inbox.store.classify(link).map(|kind| (kind, kind.is_retryable()));
+            own.or_else(driver)
+        })
     }
 }
 
 /// A handler's error as one of the standard library's, of its own type. An `anyhow::Error` is unwrapped: its own conversion
 /// keeps its backtrace and hides its type.
-fn boxed<E: Into<BoxError> + 'static>(error: E) -> BoxError {
+pub(crate) fn boxed<E: Into<BoxError> + 'static>(error: E) -> BoxError {
     #[cfg(feature = "anyhow")]
     {
         let mut error = Some(error);
@@ -388,10 +411,10 @@ fn boxed<E: Into<BoxError> + 'static>(error: E) -> BoxError {
 }
 
 /// A transaction that came to nothing.
-struct Failure {
-    error: Error,
+pub(crate) struct Failure {
+    pub(crate) error: Error,
     /// Whether the next message would meet the same: then it need not be tried.
-    of_the_store: bool,
+    pub(crate) of_the_store: bool,
     /// Whether the claim was answered: then what became of an earlier commit is known.
     claim_answered: bool,
 }
@@ -414,7 +437,7 @@ impl Failure {
         }
     }
 
-    async fn pause_or_give_up(self, attempts: &mut Attempts) -> Result<(), Self> {
+    pub(crate) async fn pause_or_give_up(self, attempts: &mut Attempts) -> Result<(), Self> {
         if self.claim_answered {
             attempts.found_out();
         }

@@ -1,6 +1,7 @@
 //! The contract with those who write stores: [`InboxStore`], [`Transactions`], [`ClaimIn`], [`Upkeep`].
 
 use std::error::Error as StdError;
+use std::num::NonZeroUsize;
 
 use async_trait::async_trait;
 
@@ -97,6 +98,11 @@ pub trait Transactions: InboxStore {
     /// It lets a serialization failure in the handler be run again as one in a claim is. `None`: not an error of the
     /// driver's. `error` is one link of the chain of sources; the caller walks it.
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind>;
+
+    /// How many transactions can be open at once, where that is bounded: by a pool of connections, above all.
+    fn max_transactions(&self) -> Option<NonZeroUsize> {
+        None
+    }
 
     /// This store as one that keeps dead letters, if it does. Without, a consumer never gives a message up: it stays on
     /// the broker.
