@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -101,6 +102,12 @@ pub trait Transactions: InboxStore {
 
     /// How many transactions can be open at once, where that is bounded: by a pool of connections, above all.
     fn max_transactions(&self) -> Option<NonZeroUsize> {
+        None
+    }
+
+    /// How long a record is kept at the least, where the store forgets it by itself: by a time to live. `None`: until it is
+    /// purged.
+    fn retention(&self) -> Option<Duration> {
         None
     }
 

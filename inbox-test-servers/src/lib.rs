@@ -17,12 +17,14 @@
 //! Where a server is not installed, these functions panic with the name of the package: a test never passes by being
 //! skipped.
 
+mod nats;
 mod pgbouncer;
 mod postgres;
 mod programs;
 mod redis;
 mod shell;
 
+pub use nats::{Nats, nats_url};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, Stop, postgres_url};
 pub use redis::{Redis, redis_url};

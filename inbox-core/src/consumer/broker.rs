@@ -47,14 +47,17 @@ pub struct BrokerLimits {
     pub answer_within: Option<Duration>,
     /// How often the broker delivers a message at the most. `None`: for ever.
     pub deliveries: Option<NonZeroU32>,
+    /// How many messages the broker lets be unanswered before it delivers no more. `None`: any number.
+    pub unanswered: Option<NonZeroUsize>,
 }
 
 impl BrokerLimits {
-    /// A broker that waits for an answer as long as it takes, and delivers as often as it takes.
+    /// A broker that waits for an answer as long as it takes, and delivers as often as it takes and as many as are asked for.
     pub const fn none() -> Self {
         Self {
             answer_within: None,
             deliveries: None,
+            unanswered: None,
         }
     }
 
@@ -69,6 +72,13 @@ impl BrokerLimits {
     #[must_use]
     pub const fn deliveries(mut self, most: NonZeroU32) -> Self {
         self.deliveries = Some(most);
+        self
+    }
+
+    /// The same with a largest number of unanswered messages.
+    #[must_use]
+    pub const fn unanswered(mut self, most: NonZeroUsize) -> Self {
+        self.unanswered = Some(most);
         self
     }
 }

@@ -24,6 +24,9 @@ use crate::{BoxError, Error, InFlight, Inbox, Result, Transactions};
 /// Pauses while the store or the broker is away, from the first to the longest.
 const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// A broker that waits for an answer for less than this is told too late now and then that a message is kept alive.
+const SHORT: Duration = Duration::from_secs(1);
+
 /// Pauses while another consumer is at a message.
 const IN_FLIGHT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
@@ -41,8 +44,8 @@ where
         options,
         lane_of,
     } = consumer;
-    examine(&inbox, &options).await?;
     let limits = broker.limits();
+    examine(&inbox, &options, &limits).await?;
     let last_attempt = limits
         .deliveries
         .map_or(options.attempts, |most| most.min(options.attempts))
@@ -108,10 +111,11 @@ where
     desk.ending.unwrap_or(Ok(())).map(|()| desk.summary)
 }
 
-/// What would only come out later: refuses options that cannot be right for this store, and a store without a place for
-/// dead letters that says it has one.
-async fn examine<S: Transactions>(inbox: &Inbox<S>, options: &ConsumerOptions) -> Result<()> {
-    if let Some(most) = inbox.store().max_transactions() {
+/// What would only come out later: refuses options that cannot be right for this store and this broker, and a store without
+/// a place for dead letters that says it has one; warns of what makes a consumer slow or brittle.
+async fn examine<S: Transactions>(inbox: &Inbox<S>, options: &ConsumerOptions, limits: &BrokerLimits) -> Result<()> {
+    let store = inbox.store();
+    if let Some(most) = store.max_transactions() {
         if options.concurrency > most {
             return Err(Error::invalid(
                 "concurrency",
@@ -130,7 +134,42 @@ async fn examine<S: Transactions>(inbox: &Inbox<S>, options: &ConsumerOptions) -
             );
         }
     }
-    match inbox.store().dead_letters() {
+    if let Some(most) = limits.deliveries {
+        if store.dead_letters().is_none() {
+            return Err(Error::invalid(
+                "number of deliveries",
+                &most.to_string(),
+                "after so many the broker gives a message up and drops it, and this store keeps no dead letters, so it would \
+                 be lost; have the broker deliver without end, or take a store that keeps dead letters",
+            ));
+        }
+        tracing::warn!(
+            deliveries = most,
+            attempts = options.attempts,
+            "the broker stops delivering a message after so many deliveries, even if they all went to processes that died \
+             before they could look at it; have it deliver without end, as the attempts end it, with a dead letter"
+        );
+    }
+    let together = options.concurrency.saturating_mul(options.batch);
+    if let Some(most) = limits.unanswered.filter(|most| *most < together) {
+        tracing::warn!(
+            unanswered = most,
+            together,
+            "the broker delivers no more than so many messages before they are answered, so that not all transactions can \
+             be open, or none can be full; raise that limit, or lower the concurrency or the batch"
+        );
+    }
+    if let Some(within) = limits.answer_within.filter(|within| *within < SHORT) {
+        if options.handler_timeout > within {
+            tracing::warn!(
+                answer_within = ?within,
+                handler_timeout = ?options.handler_timeout,
+                "the broker delivers again after less time than a handler may take, and less than the network may need to \
+                 tell it in time that the handler is at it; have it wait for longer"
+            );
+        }
+    }
+    match store.dead_letters() {
         None => tracing::warn!("the store keeps no dead letters: a message that fails every time comes again for ever"),
         Some(letters) => match letters.list_dead_letters(inbox.group(), None, NonZeroU32::MIN).await {
             Err(error) if !error.is_retryable() => return Err(error),
