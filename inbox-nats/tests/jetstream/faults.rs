@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use inbox_core::{ConsumerOptions, ErrorKind};
 use inbox_nats::JetStreamConsumer;
-use inbox_nats::async_nats::jetstream::consumer::pull::Config;
+use inbox_nats::async_nats::ConnectOptions;
+use inbox_nats::async_nats::jetstream::{self, consumer::pull::Config};
 use inbox_test_servers::Nats;
 use tokio::sync::oneshot;
 
@@ -147,9 +148,11 @@ fn server_that_denies(subjects: &str) -> Nats {
 
 async fn run_limited(stream: &Stream) -> inbox_core::Error {
     stream.consumer().await;
-    stream.publish("order-17", "invoice").await;
-    let url = stream.server.url().replace("nats://", "nats://limited:secret@");
-    let context = connect(&url).await;
+    for n in 0..5 {
+        stream.publish(&format!("order-{n}"), "invoice").await;
+    }
+    let options = ConnectOptions::with_user_and_password("limited".into(), "secret".into());
+    let context = jetstream::new(options.connect(stream.server.url()).await.unwrap());
     let consumer = context.get_consumer_from_stream(DURABLE, NAME).await.unwrap();
     JetStreamConsumer::builder(consumer, inbox())
         .handler(async |_tx, _message| Never::Ok(()))
@@ -167,6 +170,19 @@ async fn one_who_may_not_fetch_is_told_so() {
         error
             .to_string()
             .contains("allowed to publish to $JS.API.CONSUMER.MSG.NEXT.ORDERS.billing"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn one_who_may_not_acknowledge_is_told_so() {
+    let stream = Stream::on(server_that_denies(r#""$JS.ACK.>""#)).await;
+    let error = run_limited(&stream).await;
+    assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("allowed to publish to $JS.ACK.ORDERS.billing.>"),
         "{error}"
     );
 }
