@@ -44,6 +44,9 @@ macro_rules! __each_law {
                 "Bad input is refused with an error that shows it, before anything is written.";
             Fingerprint fingerprint
                 "A claim's fingerprint is stored with it and reported with every Duplicate.";
+            DeadLetters dead_letters
+                "A dead letter commits with its claim, comes back whole, is listed in order, put back once, and deleted \
+                 without harm.";
         }
     };
 }
@@ -156,6 +159,12 @@ impl Law {
             }
             Self::Fingerprint => {
                 "a fingerprint that only the single path writes or reads; one that a later delivery overwrites"
+            }
+            Self::DeadLetters => {
+                "a letter written beside the caller's transaction; headers kept as a map, a payload taken for text; a later \
+                 letter that does not replace the earlier; pages by time alone, which lose letters of one time; a record \
+                 that is forgotten again when a message is put back again, or never; a letter removed before it is \
+                 published"
             }
         }
     }

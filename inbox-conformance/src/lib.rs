@@ -62,14 +62,15 @@
 //!
 //! # What it proves
 //!
-//! No suite finds every race, but this one is itself tested: its tests have a small store that can be wrong in sixty
-//! ways, each one that people get wrong, and see the law that is meant for it fail, with the right suspicion.
+//! No suite finds every race, but this one is itself tested: its tests have a small store that can be wrong in over
+//! eighty ways, each one that people get wrong, and see the law that is meant for it fail, with the right suspicion.
 
 mod consumer;
 mod failure;
 mod fixture;
 mod law;
 mod laws;
+mod lent;
 mod options;
 mod report;
 mod run;

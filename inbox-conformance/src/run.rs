@@ -77,7 +77,10 @@ async fn play<F: Fixture>(law: Law, act: usize, options: &Options, fixture: impl
     };
     let making = catching(async {
         let fixture = fixture().await;
-        let cannot = fixture.cannot(law);
+        let cannot = match fixture.cannot(law) {
+            None => laws::not_offered(law, &fixture).await,
+            declared => declared,
+        };
         (fixture, cannot)
     });
     let (fixture, cannot) = match tokio::time::timeout(options.limit(), making).await {

@@ -116,6 +116,28 @@ broken! {
     batch_drops_fingerprint: BatchDropsFingerprint breaks Fingerprint, "one of the two paths";
     duplicate_overwrites_fingerprint: DuplicateOverwritesFingerprint breaks Fingerprint, "overwrites";
     find_drops_fingerprint: FindDropsFingerprint breaks Fingerprint, "find does not read";
+
+    letter_beside_transaction: LetterBesideTransaction breaks DeadLetters, "beside the transaction";
+    letter_is_not_stored: LetterIsNotStored breaks DeadLetters, "the commit does not store";
+    letter_is_removed_at_once: LetterIsRemovedAtOnce breaks DeadLetters, "does not wait for the commit";
+    first_letter_stays: FirstLetterStays breaks DeadLetters, "insert-if-missing";
+    letter_is_listed_twice: LetterIsListedTwice breaks DeadLetters, "kept beside the letters";
+    headers_are_a_map: HeadersAreAMap breaks DeadLetters, "kept as a map";
+    payload_is_text: PayloadIsText breaks DeadLetters, "taken for text, or cut";
+    published_in_seconds: PublishedInSeconds breaks DeadLetters, "cut to whole seconds";
+    letter_state_is_lost: LetterStateIsLost breaks DeadLetters, "state that is not stored";
+    letters_without_group: LettersWithoutGroup breaks DeadLetters, "without their group";
+    pages_by_time: PagesByTime breaks DeadLetters, "by the time alone";
+    letters_in_order_of_ids: LettersInOrderOfIds breaks DeadLetters, "by id alone";
+    pages_without_limit: PagesWithoutLimit breaks DeadLetters, "limit that is not looked at";
+    put_back_forgets_again: PutBackForgetsAgain breaks DeadLetters, "forgotten again";
+    put_back_races: PutBackRaces breaks DeadLetters, "in two steps";
+    put_back_keeps_record: PutBackKeepsRecord breaks DeadLetters, "not forgotten";
+    put_back_removes_letter: PutBackRemovesLetter breaks DeadLetters, "removed when putting back begins";
+    finish_removes_any_letter: FinishRemovesAnyLetter breaks DeadLetters, "though nobody has put it back";
+    delete_forgets_record: DeleteForgetsRecord breaks DeadLetters, "deleted with the letter";
+    letter_time_by_consumers_clock: LetterTimeByConsumersClock breaks DeadLetters, "consumer's clock says when";
+    letter_time_as_given: LetterTimeAsGiven breaks DeadLetters, "the time that the letter came with";
 }
 
 #[test]
@@ -126,6 +148,17 @@ fn a_law_that_nothing_breaks_is_no_law() {
             "no broken store is meant for the law `{law}`"
         );
     }
+}
+
+/// What a store does not offer is no fault of its, and the report says so.
+#[tokio::test]
+async fn a_store_without_dead_letters_is_not_asked_about_them() {
+    let toy = async || Toy::new(Temper::Waits, Fault::KeepsNoLetters);
+    let outcome = run_law(Law::DeadLetters, &options(), toy).await;
+    let Outcome::DoesNotApply(why) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(why.contains("Transactions::dead_letters"), "{why}");
 }
 
 /// The control once more, where everything has to share one thread.

@@ -8,14 +8,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as StdError;
+use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use inbox_conformance::{Fixture, async_trait};
 use inbox_core::{
-    Claim, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, InFlight, InboxStore, Key, MessageId,
-    Processed, Purge, Purged, Record, Result, Transactions, Upkeep,
+    Claim, ConsumerGroup, DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetterState, DeadLetters, Delivery, Error,
+    ErrorKind, Fingerprint, Headers, Health, InFlight, InboxStore, Key, MessageId, Processed, Purge, Purged, Record,
+    Result, Transactions, Upkeep,
 };
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::yield_now;
@@ -173,6 +175,51 @@ pub(crate) enum Fault {
     /// A column that is not read back.
     FindDropsFingerprint,
 
+    /// A connection of its own for the letter.
+    LetterBesideTransaction,
+    /// An error of the insert that nobody looks at.
+    LetterIsNotStored,
+    /// A DELETE on a connection of its own.
+    LetterIsRemovedAtOnce,
+    /// ON CONFLICT DO NOTHING.
+    FirstLetterStays,
+    /// A list beside the letters, whose old entry stays when a letter is replaced.
+    LetterIsListedTwice,
+    /// `HashMap<String, String>`.
+    HeadersAreAMap,
+    /// A column of text.
+    PayloadIsText,
+    /// A column of whole seconds.
+    PublishedInSeconds,
+    /// A column that nobody fills.
+    LetterStateIsLost,
+    /// WHERE id = $1.
+    LettersWithoutGroup,
+    /// WHERE `died_at` > $1, though many letters have one time.
+    PagesByTime,
+    /// ORDER BY the key.
+    LettersInOrderOfIds,
+    /// No LIMIT.
+    PagesWithoutLimit,
+    /// The state is not looked at.
+    PutBackForgetsAgain,
+    /// A SELECT and an UPDATE without a lock.
+    PutBackRaces,
+    /// The record is somebody else's business.
+    PutBackKeepsRecord,
+    /// DELETE ... RETURNING.
+    PutBackRemovesLetter,
+    /// DELETE by the key alone.
+    FinishRemovesAnyLetter,
+    /// A foreign key with ON DELETE CASCADE.
+    DeleteForgetsRecord,
+    /// `SystemTime::now()` in the consumer, for the letter.
+    LetterTimeByConsumersClock,
+    /// The letter's own time.
+    LetterTimeAsGiven,
+
+    /// A store without a place for letters.
+    KeepsNoLetters,
     /// A claim that panics.
     ClaimPanics,
     /// A setup that waits for ever.
@@ -310,6 +357,9 @@ struct Disk {
 struct Table {
     version: u32,
     rows: BTreeMap<Row, Committed>,
+    letters: BTreeMap<Row, DeadLetter>,
+    /// Only with a fault: entries of the list that are no letter's any more.
+    stale: Vec<DeadLetterInfo>,
     locks: BTreeMap<Row, Lock>,
     /// Only with a fault: rows that a purge removed before they were committed.
     doomed: BTreeSet<Row>,
@@ -360,6 +410,8 @@ pub(crate) struct ToyTx {
     /// By table and row.
     claims: BTreeMap<(String, Row), Option<Fingerprint>>,
     effects: Vec<String>,
+    /// What becomes of dead letters at the commit, by table and row: kept, or removed.
+    letters: Vec<(String, Row, Option<DeadLetter>)>,
     broken: bool,
     ended: bool,
     /// Only with a fault: it is inside one that a cancelled begin left open.
@@ -390,6 +442,11 @@ impl ToyTx {
             _ => disk.now(),
         };
         disk.effects.append(&mut self.effects);
+        for (table, row, letter) in std::mem::take(&mut self.letters) {
+            if let Some(table) = disk.tables.get_mut(&table) {
+                table.keep(self.fault, row, letter, now);
+            }
+        }
         for ((table, row), fingerprint) in std::mem::take(&mut self.claims) {
             let Some(table) = disk.tables.get_mut(&table) else {
                 continue;
@@ -716,6 +773,7 @@ impl Transactions for ToyStore {
             snapshot: None,
             claims: BTreeMap::new(),
             effects: Vec::new(),
+            letters: Vec::new(),
             broken: false,
             ended: false,
             swallowed,
@@ -766,6 +824,166 @@ impl Transactions for ToyStore {
 
     fn classify(&self, _error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
         None
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetters<Tx = ToyTx>> {
+        (self.fault != Fault::KeepsNoLetters).then_some(self)
+    }
+}
+
+impl Table {
+    fn keep(&mut self, fault: Fault, row: Row, letter: Option<DeadLetter>, now: SystemTime) {
+        let Some(mut letter) = letter else {
+            self.letters.remove(&row);
+            return;
+        };
+        match fault {
+            Fault::LetterIsNotStored => return,
+            Fault::FirstLetterStays if self.letters.contains_key(&row) => return,
+            Fault::LetterIsListedTwice => self.stale.extend(self.letters.get(&row).map(|old| old.info.clone())),
+            Fault::HeadersAreAMap => {
+                let map: BTreeMap<&str, &[u8]> = letter.headers.iter().collect();
+                letter.headers = Headers::from_iter(map);
+            }
+            Fault::PayloadIsText => letter.payload = String::from_utf8_lossy(&letter.payload).into_owned().into(),
+            Fault::PublishedInSeconds => {
+                let seconds =
+                    |at: SystemTime| Duration::from_secs(at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs());
+                let published_at = letter.info.published_at;
+                letter.info.published_at = published_at.map(|at| SystemTime::UNIX_EPOCH + seconds(at));
+            }
+            Fault::LetterStateIsLost => letter.info.state = DeadLetterState::Dead,
+            _ => {}
+        }
+        letter.info.died_at = match fault {
+            Fault::LetterTimeByConsumersClock => SystemTime::now(),
+            Fault::LetterTimeAsGiven => letter.info.died_at,
+            _ => now,
+        };
+        self.letters.insert(row, letter);
+    }
+}
+
+#[async_trait]
+impl DeadLetters for ToyStore {
+    async fn add_dead_letter(&self, tx: &mut ToyTx, letter: &DeadLetter) -> Result<()> {
+        yield_now().await;
+        tx.usable()?;
+        let row = self.row(letter.info.key.group(), letter.info.key.id());
+        if self.fault == Fault::LetterBesideTransaction {
+            let mut disk = self.database.disk();
+            let now = disk.now();
+            self.table(&mut disk)?.keep(self.fault, row, Some(letter.clone()), now);
+            return Ok(());
+        }
+        tx.letters.push((self.table.clone(), row, Some(letter.clone())));
+        Ok(())
+    }
+
+    async fn remove_dead_letter(&self, tx: &mut ToyTx, key: &Key) -> Result<()> {
+        yield_now().await;
+        tx.usable()?;
+        let row = self.row(key.group(), key.id());
+        if self.fault == Fault::LetterIsRemovedAtOnce {
+            self.table(&mut self.database.disk())?.letters.remove(&row);
+            return Ok(());
+        }
+        tx.letters.push((self.table.clone(), row, None));
+        Ok(())
+    }
+
+    async fn find_dead_letter(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let mut disk = self.database.disk();
+        let row = self.row(key.group(), key.id());
+        Ok(self.table(&mut disk)?.letters.get(&row).cloned())
+    }
+
+    async fn list_dead_letters(
+        &self,
+        group: &ConsumerGroup,
+        after: Option<DeadLetterPlace>,
+        limit: NonZeroU32,
+    ) -> Result<Vec<DeadLetterInfo>> {
+        let mut disk = self.database.disk();
+        let table = self.table(&mut disk)?;
+        let behind = |info: &DeadLetterInfo| match self.fault {
+            Fault::PagesByTime => after.is_none_or(|after| info.died_at > after.died_at),
+            _ => after.is_none_or(|after| info.place() > after),
+        };
+        let mut infos: Vec<DeadLetterInfo> = table
+            .letters
+            .values()
+            .map(|letter| &letter.info)
+            .chain(&table.stale)
+            .filter(|info| info.key.group() == group || self.fault == Fault::LettersWithoutGroup)
+            .filter(|info| behind(info))
+            .cloned()
+            .collect();
+        if self.fault != Fault::LettersInOrderOfIds {
+            infos.sort_by_key(DeadLetterInfo::place);
+        }
+        if self.fault != Fault::PagesWithoutLimit {
+            infos.truncate(limit.get() as usize);
+        }
+        Ok(infos)
+    }
+
+    async fn start_put_back(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let _writer = self.turn().await?;
+        yield_now().await;
+        let row = self.row(key.group(), key.id());
+        let Some(mut letter) = self.find_dead_letter(key).await? else {
+            return Ok(None);
+        };
+        if self.fault == Fault::PutBackRaces {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut disk = self.database.disk();
+        let table = self.table(&mut disk)?;
+        // What was seen before the pause counts with the fault only.
+        let seen = match self.fault {
+            Fault::PutBackRaces => letter.info.state,
+            _ => match table.letters.get(&row) {
+                Some(now) => now.info.state,
+                None => return Ok(None),
+            },
+        };
+        let forgets = seen != DeadLetterState::PuttingBack || self.fault == Fault::PutBackForgetsAgain;
+        if forgets && self.fault != Fault::PutBackKeepsRecord {
+            table.rows.remove(&row);
+        }
+        letter.info.state = DeadLetterState::PuttingBack;
+        match self.fault {
+            Fault::PutBackRemovesLetter => drop(table.letters.remove(&row)),
+            _ => drop(table.letters.insert(row, letter.clone())),
+        }
+        Ok(Some(letter))
+    }
+
+    async fn finish_put_back(&self, info: &DeadLetterInfo) -> Result<bool> {
+        let _writer = self.turn().await?;
+        let mut disk = self.database.disk();
+        let row = self.row(info.key.group(), info.key.id());
+        let letters = &mut self.table(&mut disk)?.letters;
+        let same = letters.get(&row).is_some_and(|letter| {
+            let state = letter.info.state == DeadLetterState::PuttingBack;
+            (state && letter.info.died_at == info.died_at) || self.fault == Fault::FinishRemovesAnyLetter
+        });
+        if same {
+            letters.remove(&row);
+        }
+        Ok(same)
+    }
+
+    async fn delete_dead_letter(&self, key: &Key) -> Result<bool> {
+        let _writer = self.turn().await?;
+        let mut disk = self.database.disk();
+        let row = self.row(key.group(), key.id());
+        let table = self.table(&mut disk)?;
+        if self.fault == Fault::DeleteForgetsRecord {
+            table.rows.remove(&row);
+        }
+        Ok(table.letters.remove(&row).is_some())
     }
 }
 
