@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run --example billing                       # a real capture: 554 deliveries of 400 events
 //! cargo run --example billing -- --crash-at 100     # dies in the 100th delivery's transaction; run again to go on
+//! cargo run --example billing --features nats -- --nats nats://localhost   # live, from a JetStream stream, until it is drained
 //! cargo run --example billing -- --help
 //! ```
 
@@ -20,6 +21,9 @@ use clap::Parser;
 use inbox::{BoxError, Inbox, InboxStore, MessageId, Outcome, Transactions, Upkeep};
 use serde::Deserialize;
 
+#[cfg(feature = "nats")]
+#[path = "billing/live.rs"]
+mod live;
 #[cfg(feature = "postgres")]
 #[path = "billing/postgres.rs"]
 mod postgres;
@@ -59,6 +63,31 @@ struct Args {
     /// Kills this process (SIGKILL) in the transaction of the Nth delivery, after claim and effect
     #[arg(long, value_name = "N")]
     crash_at: Option<NonZeroUsize>,
+
+    /// Takes the deliveries from a JetStream stream instead of a file, until it is drained, and acknowledges each after its
+    /// commit: `nats://[USER:PASSWORD@]HOST[:PORT]`
+    #[arg(long, value_name = "URL", conflicts_with = "input")]
+    nats: Option<String>,
+
+    /// With --nats: the stream
+    #[arg(long, value_name = "NAME", default_value = "ORDERS", requires = "nats")]
+    stream: String,
+
+    /// With --nats: the durable consumer, which is made where there is none
+    #[arg(long, value_name = "NAME", default_value = "billing", requires = "nats")]
+    durable: String,
+
+    /// With --nats: has this many transactions open at once
+    #[arg(long, value_name = "N", default_value = "1", requires = "nats")]
+    workers: NonZeroUsize,
+
+    /// With --nats: goes on when the stream is drained, until Ctrl-C
+    #[arg(long, requires = "nats")]
+    follow: bool,
+
+    /// Takes this much longer over each new message, so that there is time to kill something
+    #[arg(long, value_name = "MILLISECONDS", default_value = "0")]
+    dawdle: u64,
 }
 
 #[tokio::main]
@@ -105,7 +134,22 @@ async fn bill<L: Ledger>(ledger: L, args: &Args) -> Result<()> {
     let inbox = Inbox::new(ledger.inbox(), args.group.as_str())?;
     inbox.setup().await?;
     ledger.set_up().await?;
+    match &args.nats {
+        None => bill_from_file::<L>(&inbox, args).await?,
+        #[cfg(feature = "nats")]
+        Some(url) => live::bill::<L>(&inbox, url, args).await?,
+        #[cfg(not(feature = "nats"))]
+        Some(_) => return Err("this program was built without JetStream; build it with --features nats".into()),
+    }
+    let books = ledger.books().await?;
+    println!("invoices            {:>12}", books.invoices);
+    for (currency, cents) in &books.totals {
+        println!("total {currency}           {:>12} ({cents} cents)", Money(*cents));
+    }
+    books.check()
+}
 
+async fn bill_from_file<L: Ledger>(inbox: &Inbox<L::Inbox>, args: &Args) -> Result<()> {
     let mut tally = Tally::default();
     // Deliveries before an unreadable line are handled; that line is then what ends the program.
     let mut unreadable = None;
@@ -119,11 +163,11 @@ async fn bill<L: Ledger>(ledger: L, args: &Args) -> Result<()> {
             }
         }
         if batch.len() == args.batch.map_or(1, NonZeroUsize::get) {
-            handle::<L>(&inbox, &batch, args, &mut tally).await?;
+            handle::<L>(inbox, &batch, args, &mut tally).await?;
             batch.clear();
         }
     }
-    handle::<L>(&inbox, &batch, args, &mut tally).await?;
+    handle::<L>(inbox, &batch, args, &mut tally).await?;
     if let Some(at) = args.crash_at.filter(|at| at.get() > tally.deliveries) {
         eprintln!(
             "billing: did not crash: there are {} deliveries, and {at} was asked for",
@@ -134,15 +178,10 @@ async fn bill<L: Ledger>(ledger: L, args: &Args) -> Result<()> {
         return Err(format!("{error}; the {} deliveries before it are handled", tally.deliveries).into());
     }
 
-    let books = ledger.books().await?;
     println!("deliveries          {:>12}", tally.deliveries);
     println!("duplicates skipped  {:>12}", tally.duplicates);
     println!("new invoices        {:>12}", tally.invoices);
-    println!("invoices            {:>12}", books.invoices);
-    for (currency, cents) in &books.totals {
-        println!("total {currency}           {:>12} ({cents} cents)", Money(*cents));
-    }
-    books.check()
+    Ok(())
 }
 
 /// Handles deliveries, one by one or as a batch, until every one of them is done with.
@@ -153,6 +192,7 @@ async fn handle<L: Ledger>(inbox: &Inbox<L::Inbox>, batch: &[Delivery], args: &A
         if delivery.is_order() {
             L::invoice(tx, inbox.group().as_str(), delivery).await?;
         }
+        tokio::time::sleep(Duration::from_millis(args.dawdle)).await;
         crash_if(crash_at == Some(delivery.number));
         Ok::<_, BoxError>(())
     };

@@ -40,11 +40,17 @@
 //! | `postgres` | the module `postgres`: PostgreSQL, by sqlx (Rust 1.94) |
 //! | `redis` | the module `redis`: Redis, by redis-rs (Rust 1.88) |
 //! | `redis-tls` | the same, with TLS |
+//! | `nats` | the module `nats`: a JetStream consumer over any backend, by async-nats (Rust 1.89) |
 //!
 //! Everything of [`inbox_core`] stands at the top of this crate; a backend is a module. To run the conformance suite on
 //! a store of your own, take the crate `inbox-conformance`.
 
 pub use inbox_core::*;
+
+/// The JetStream consumer: the crate `inbox-nats`.
+#[cfg(feature = "nats")]
+#[doc(inline)]
+pub use inbox_nats as nats;
 
 /// The PostgreSQL backend: the crate `inbox-postgres`.
 #[cfg(feature = "postgres")]

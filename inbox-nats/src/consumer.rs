@@ -168,7 +168,7 @@ impl<S: Transactions, H> JetStreamConsumer<S, H> {
             fetching,
             key_of,
         } = self.setup;
-        let broker = JetStream::connect(consumer, inbox.group().clone(), fetching).await?;
+        let broker = Box::pin(JetStream::connect(consumer, inbox.group().clone(), fetching)).await?;
         let mut consumer = Consumer::new(broker, inbox, self.handler).with(options);
         if let Some(key_of) = key_of {
             consumer = consumer.in_order_of(move |message| key_of(message));

@@ -113,7 +113,8 @@ impl<B: Broker, S: Transactions, H> Consumer<B, S, H> {
         H: AsyncFnOnce(&mut S::Tx, &B::Message) -> Result<(), E> + Clone,
         E: Into<BoxError> + 'static,
     {
-        run::run(self, shutdown).await
+        // Boxed, or it would be tens of kilobytes of the caller's own future.
+        Box::pin(run::run(self, shutdown)).await
     }
 }
 

@@ -89,7 +89,7 @@ impl Stream {
         async move {
             loop {
                 let consumer: Result<PullConsumer, _> = context.get_consumer_from_stream(DURABLE, NAME).await;
-                let info = consumer.as_ref().map(|consumer| consumer.cached_info());
+                let info = consumer.as_ref().map(PullConsumer::cached_info);
                 if info.is_ok_and(|info| info.num_pending == 0 && info.num_ack_pending == 0) {
                     return;
                 }

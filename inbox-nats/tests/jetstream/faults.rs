@@ -136,13 +136,13 @@ async fn a_consumer_made_anew_meanwhile_is_not_taken_for_the_old_one() {
 /// A server where the user `limited` may not publish to some subjects, and anybody else may do anything.
 fn server_that_denies(subjects: &str) -> Nats {
     Nats::start_with(&format!(
-        r#"authorization {{
+        r"authorization {{
             users = [
                 {{ user: all, password: secret }}
                 {{ user: limited, password: secret, permissions: {{ publish: {{ deny: [{subjects}] }} }} }}
             ]
         }}
-        no_auth_user: all"#
+        no_auth_user: all"
     ))
 }
 
