@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -219,13 +220,9 @@ async fn followed_it_ends_cleanly_when_it_is_told_to() {
     let (nats, books) = (Nats::start(), sqlite());
     let context = connect(&nats).await;
     fill(&context).await;
-    let process = billing(&nats, &books, &["--follow"]).spawn().unwrap();
-    while left(&context).await != Some((0, 0)) {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let pid = rustix::process::Pid::from_child(&process);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    assert_right(&process.wait_with_output().unwrap());
+    let mut process = billing(&nats, &books, &["--follow"]).spawn().unwrap();
+    wait_for(&mut process, &context, (0, 0)).await;
+    assert_right(&interrupt(process));
 }
 
 #[tokio::test]
@@ -245,11 +242,42 @@ async fn what_is_wrong_with_the_stream_is_said() {
 
 /// The CPU time that a process has used, in ticks of a hundredth of a second.
 #[cfg(target_os = "linux")]
-fn cpu(process: &Child) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+fn cpu(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // Behind the name in parentheses, user and system time are the 12th and 13th field: proc(5).
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// What a process uses in four seconds in which it can do nothing, of the 400 ticks that go by.
+#[cfg(target_os = "linux")]
+async fn assert_idle(pid: u32) {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = cpu(pid);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let used = cpu(pid) - before;
+    assert!(used <= 40, "{used} ticks of processor time while waiting");
+}
+
+/// Waits until no more than so many messages are left, while the process lives.
+async fn wait_for(process: &mut Child, context: &Context, most: (u64, usize)) {
+    while left(context)
+        .await
+        .is_none_or(|left| left.0 > most.0 || left.1 > most.1)
+    {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        if process.try_wait().unwrap().is_some() {
+            let mut stderr = String::new();
+            process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+            panic!("it has ended: {stderr}");
+        }
+    }
+}
+
+fn interrupt(process: Child) -> std::process::Output {
+    let pid = rustix::process::Pid::from_child(&process);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    process.wait_with_output().unwrap()
 }
 
 /// Both servers go in mid-stream, and come back; what waits for them does nearly nothing meanwhile.
@@ -260,45 +288,28 @@ async fn broker_and_database_are_killed_in_mid_stream_and_waited_for_in_peace() 
 
     let mut nats = Nats::start();
     let context = connect(&nats).await;
-    fill(&context).await;
+    let stored = fill(&context).await;
     let mut books = Books::Postgres(Postgres::start());
-    let process = billing(&nats, &books, &["--batch", "5", "--dawdle", "10", "--follow"])
+    let mut process = billing(&nats, &books, &["--batch", "5", "--dawdle", "10", "--follow"])
         .spawn()
         .unwrap();
-    let progress = async |least: u64| {
-        while left(&context).await.is_none_or(|(waiting, _)| waiting > least) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let before_all = left(&context).await.unwrap().0;
+    let pid = process.id();
 
-    progress(before_all - 50).await;
+    wait_for(&mut process, &context, (stored - 50, 1_000)).await;
     let Books::Postgres(postgres) = &mut books else {
         unreachable!()
     };
     postgres.stop(Stop::Immediate);
-    let idle = async || {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let before = cpu(&process);
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        let used = cpu(&process) - before;
-        // Of the 400 ticks that went by.
-        assert!(used <= 40, "{used} ticks of processor time while waiting");
-    };
-    idle().await;
+    assert_idle(pid).await;
     postgres.start_again();
 
-    progress(before_all - 150).await;
+    wait_for(&mut process, &context, (stored - 150, 1_000)).await;
     nats.kill();
-    idle().await;
+    assert_idle(pid).await;
     nats.start_again();
 
-    while left(&context).await != Some((0, 0)) {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let pid = rustix::process::Pid::from_child(&process);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    assert_right(&process.wait_with_output().unwrap());
+    wait_for(&mut process, &context, (0, 0)).await;
+    assert_right(&interrupt(process));
 }
 
 /// The store is away for five seconds, and the server would deliver five times.
