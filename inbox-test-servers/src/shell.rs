@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
 
 use crate::programs::User;
 
@@ -41,10 +44,11 @@ pub(crate) struct Shell {
     answers: BufReader<ChildStdout>,
 }
 
-/// A folder of its own for a server, owned by the user that the server runs as.
+/// A folder of its own for a server, owned by the user that the server runs as. It is removed by its drop, until a shell
+/// has it.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    path: PathBuf,
+    own: TempDir,
     user: Option<User>,
 }
 
@@ -53,24 +57,23 @@ impl Folder {
         let folder = tempfile::Builder::new()
             .prefix("inbox-test-")
             .tempdir()
-            .unwrap_or_else(|error| panic!("no temporary folder could be made: {error}"))
-            .keep();
-        let user = User::unprivileged(&folder);
+            .unwrap_or_else(|error| panic!("no temporary folder could be made: {error}"));
+        let user = User::unprivileged(folder.path());
         if let Some(user) = user {
-            std::os::unix::fs::chown(&folder, Some(user.uid), Some(user.gid))
-                .unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+            std::os::unix::fs::chown(folder.path(), Some(user.uid), Some(user.gid))
+                .unwrap_or_else(|error| panic!("{}: {error}", folder.path().display()));
         }
-        Self { path: folder, user }
+        Self { own: folder, user }
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.own.path()
     }
 
     /// A command that runs in the folder, as the server's user.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(&self.path);
+        command.current_dir(self.path());
         if let Some(user) = self.user {
             command.uid(user.uid).gid(user.gid);
         }
@@ -84,7 +87,7 @@ impl Folder {
             // A group of its own: Ctrl-C in the terminal of the tests must not kill it before it has tidied up.
             .process_group(0)
             .args(["-c", SCRIPT, "sh"])
-            .arg(&self.path)
+            .arg(self.path())
             .arg(last)
             .args(server)
             .stdin(Stdio::piped())
@@ -95,7 +98,7 @@ impl Folder {
             unreachable!("both were asked to be pipes")
         };
         Shell {
-            folder: self.path,
+            folder: self.own.keep(),
             child,
             orders: Some(orders),
             answers: BufReader::new(answers),
@@ -143,10 +146,32 @@ impl Drop for Shell {
     }
 }
 
-/// A port that nobody listens on.
+/// A port that nobody listens on: if it can be, one that the kernel gives to nobody who does not ask for it, so that it is
+/// still free when a server that was killed is started again.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0))
-        .and_then(|listener| listener.local_addr())
-        .unwrap_or_else(|error| panic!("no free port: {error}"))
-        .port()
+    let listen = |port| {
+        TcpListener::bind(("127.0.0.1", port))
+            .and_then(|listener| listener.local_addr())
+            .map(|address| address.port())
+    };
+    // A few tries: the others may be taken, and where the kernel's own range is a wide one, there are none.
+    let below = first_of_the_kernels_ports();
+    (0..20)
+        .find_map(|_| {
+            let random = RandomState::new().build_hasher().finish();
+            let span = below.checked_sub(LOWEST_PORT).filter(|span| *span > 0)?;
+            listen(LOWEST_PORT + u16::try_from(random % u64::from(span)).ok()?).ok()
+        })
+        .unwrap_or_else(|| listen(0).unwrap_or_else(|error| panic!("no free port: {error}")))
+}
+
+/// Above the ports that well-known servers have.
+const LOWEST_PORT: u16 = 15_000;
+
+/// The lowest port that the kernel gives to those who do not ask for a certain one.
+fn first_of_the_kernels_ports() -> u16 {
+    fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .ok()
+        .and_then(|range| range.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
 }
