@@ -118,19 +118,44 @@ async fn a_stream_deleted_meanwhile_ends_the_run_with_a_word() {
 }
 
 #[tokio::test]
-async fn a_consumer_made_anew_meanwhile_is_not_taken_for_the_old_one() {
-    let (stream, inbox) = (Stream::new().await, inbox());
-    let consumer = stream.consumer().await;
-    let run = JetStreamConsumer::builder(consumer, inbox)
-        .handler(async |_tx, _message| Never::Ok(()))
-        .run(std::future::pending());
-    let (ended, ()) = tokio::join!(run, async {
-        tokio::time::sleep(millis(200)).await;
-        stream.context.delete_consumer_from_stream(DURABLE, NAME).await.unwrap();
-        stream.consumer().await;
-    });
-    let error = ended.unwrap_err();
-    assert!(error.to_string().contains("made anew"), "{error}");
+async fn a_consumer_made_anew_meanwhile_is_consumed_on_unless_its_settings_are_others() {
+    for (ack_wait, same) in [(30_000, true), (5_000, false)] {
+        let (stream, inbox) = (Stream::new().await, inbox());
+        let consumer = stream.consumer().await;
+        let (done, shutdown) = oneshot::channel::<()>();
+        let run = JetStreamConsumer::builder(consumer, inbox.clone())
+            .handler(async |tx, message| {
+                write(tx, message);
+                Never::Ok(())
+            })
+            .run(async move { shutdown.await.unwrap() });
+        let change = async {
+            tokio::time::sleep(millis(200)).await;
+            stream.context.delete_consumer_from_stream(DURABLE, NAME).await.unwrap();
+            let config = Config {
+                ack_wait: millis(ack_wait),
+                ..Config::default()
+            };
+            stream.consumer_with(config).await;
+            if same {
+                stream.publish("order-17", "invoice").await;
+                until(async || lines(&inbox).len() == 1).await;
+                done.send(()).unwrap();
+                None
+            } else {
+                // Kept, or its end would be a shutdown.
+                Some(done)
+            }
+        };
+        let (ended, _kept) = tokio::join!(run, change);
+        match ended {
+            Ok(summary) => assert!(same && summary.handled == 1, "{summary}"),
+            Err(error) => assert!(
+                !same && error.to_string().contains("others than at the start"),
+                "{error}"
+            ),
+        }
+    }
 }
 
 /// A server where the user `limited` may not publish to some subjects, and anybody else may do anything.
