@@ -1,7 +1,7 @@
 //! [`DeadLetter`]: a message that was given up, kept beside the inbox; and [`DeadLetters`], what a store does with them.
 
 use std::num::NonZeroU32;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 
@@ -129,6 +129,31 @@ pub struct DeadLetterPlace {
     pub id: MessageId,
 }
 
+impl DeadLetterPlace {
+    /// This place in a store that keeps times as whole ticks since 1970, rounded down: a letter is behind this place exactly
+    /// if the pair of its own time and id is greater than this pair.
+    ///
+    /// A time between two ticks becomes the end of the earlier one, so that no letter is skipped and none comes twice,
+    /// however precise the time is. Times that do not fit become the first or last that does.
+    #[must_use]
+    pub fn in_ticks(&self, tick: Duration) -> (i64, MessageId) {
+        let tick = i128::try_from(tick.as_nanos()).unwrap_or(i128::MAX).max(1);
+        let distance = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
+        let nanos = match self.died_at.duration_since(UNIX_EPOCH) {
+            Ok(since) => distance(since),
+            Err(before) => -distance(before.duration()),
+        };
+        let id = if nanos.rem_euclid(tick) == 0 {
+            self.id
+        } else {
+            MessageId::MAX
+        };
+        let ticks = nanos.div_euclid(tick);
+        let limit = if ticks < 0 { i64::MIN } else { i64::MAX };
+        (i64::try_from(ticks).unwrap_or(limit), id)
+    }
+}
+
 /// A store that keeps dead letters in the database that it keeps its records in.
 ///
 /// Applications do not call this trait; they have [`Inbox`]'s methods. A store that implements it says so in
@@ -159,6 +184,9 @@ pub trait DeadLetters: InboxStore {
 
     /// At most `limit` of a group's committed letters, oldest first ([`DeadLetterPlace`]'s order): those behind `after`, or
     /// the first ones.
+    ///
+    /// A letter's time may be that of its transaction's work, not of its commit: one whose transaction commits after a page
+    /// was read can stand in that page, and who reads on from there misses it. The next list from the start has it.
     ///
     /// # Errors
     ///
@@ -264,5 +292,24 @@ impl<S: DeadLetters> Inbox<S> {
     /// As [`DeadLetters::delete_dead_letter`].
     pub async fn delete_dead_letter(&self, id: MessageId) -> Result<bool> {
         self.store.delete_dead_letter(&self.key(id)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_between_two_ticks_is_the_end_of_the_earlier_one() {
+        let id = MessageId::new("a").unwrap();
+        let milli = Duration::from_millis(1);
+        let place = |died_at| DeadLetterPlace { died_at, id }.in_ticks(milli);
+        let nano = Duration::from_nanos(1);
+        assert_eq!(place(UNIX_EPOCH + 5 * milli), (5, id));
+        assert_eq!(place(UNIX_EPOCH + 5 * milli + nano), (5, MessageId::MAX));
+        assert_eq!(place(UNIX_EPOCH + 6 * milli - nano), (5, MessageId::MAX));
+        assert_eq!(place(UNIX_EPOCH - 5 * milli), (-5, id));
+        assert_eq!(place(UNIX_EPOCH - 5 * milli + nano), (-5, MessageId::MAX));
+        assert_eq!(place(UNIX_EPOCH - nano), (-1, MessageId::MAX));
     }
 }

@@ -53,6 +53,9 @@ impl MessageId {
     /// The name is every part in turn, each behind its length in bytes as an unsigned 64-bit big-endian number.
     pub const PARTS_NAMESPACE: Uuid = Uuid::from_u128(0x7d49_bede_15d7_5495_99fd_e508_23e2_0364);
 
+    /// The id that no other is greater than.
+    pub(crate) const MAX: Self = Self(Uuid::max());
+
     /// The id that `text` names: itself if it is a hyphenated UUID, else its UUIDv5.
     ///
     /// # Errors

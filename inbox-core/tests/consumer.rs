@@ -919,7 +919,7 @@ async fn a_concurrency_beyond_the_stores_connections_is_refused() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.to_string().contains("4 connections"), "{error}");
+    assert!(error.to_string().contains("4 transactions"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

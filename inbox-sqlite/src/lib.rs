@@ -34,7 +34,9 @@
 //!
 //! # What is stored
 //!
-//! One table, `inbox_events` unless named otherwise, and an index on it by age; [`SqliteTable::create_sql`] prints both.
+//! One table, `inbox_events` unless named otherwise, and an index on it by age; beside it the table of dead letters,
+//! `inbox_events_dead_letters`, and its index. [`SqliteTable::create_sql`] prints them. An inbox of an earlier version has no
+//! dead letters until `setup` is run again, and claims go on without.
 //! Times are milliseconds since 1970 UTC, by the clock of the machine that runs SQLite, which is the consumer's own.
 //!
 //! # Which rusqlite

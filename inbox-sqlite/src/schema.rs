@@ -1,11 +1,12 @@
 //! What is stored, and every statement that touches it; and [`SqliteTable`], the synchronous inbox over it.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use inbox_core::{
-    Claim, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, Key, MessageId, Processed, Purge, Purged,
-    Record, Result, check_name,
+    Claim, ConsumerGroup, DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetterState, Delivery, Error, ErrorKind,
+    Fingerprint, Headers, Health, Key, MessageId, Processed, Purge, Purged, Record, Result, check_name, uuid,
 };
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
@@ -30,6 +31,7 @@ struct Sql {
     forget: String,
     groups: String,
     purge: String,
+    letters: LettersSql,
 }
 
 impl Sql {
@@ -88,9 +90,98 @@ impl Sql {
                      ORDER BY processed_at LIMIT ?3
                  )"
             ),
+            letters: LettersSql::new(name),
         }
     }
 }
+
+/// The statements on the table of dead letters.
+#[derive(Debug)]
+struct LettersSql {
+    create_table: String,
+    create_index: String,
+    add: String,
+    find: String,
+    list: String,
+    start_put_back: String,
+    finish_put_back: String,
+    delete: String,
+}
+
+impl LettersSql {
+    fn new(inbox: &str) -> Self {
+        let name = letters_name(inbox);
+        let table = format!("main.{}", quoted(&name));
+        let index = format!("main.{}", quoted(&letters_index_name(inbox)));
+        Self {
+            // With row ids, as a letter is large. The payload stands last, so that a list reads none of it.
+            create_table: format!(
+                "CREATE TABLE {table} (
+                     event_id       BLOB    NOT NULL CHECK (length(event_id) = 16),
+                     consumer_group TEXT    NOT NULL,
+                     died_at        INTEGER NOT NULL, -- milliseconds since 1970 UTC
+                     state          TEXT    NOT NULL, -- 'on trial', 'dead' or 'putting back'
+                     attempts       INTEGER NOT NULL,
+                     published_at   INTEGER,          -- milliseconds since 1970 UTC
+                     subject        TEXT    NOT NULL,
+                     origin         TEXT    NOT NULL,
+                     error          TEXT    NOT NULL,
+                     headers        TEXT    NOT NULL, -- JSON: a list of pairs
+                     payload        BLOB    NOT NULL,
+                     PRIMARY KEY (event_id, consumer_group)
+                 ) STRICT"
+            ),
+            create_index: format!(
+                "CREATE INDEX {index} ON {} (consumer_group, died_at, event_id)",
+                quoted(&name)
+            ),
+            add: format!(
+                "INSERT INTO {table} (event_id, consumer_group, died_at, state, attempts, published_at, subject, origin,
+                                      error, headers, payload)
+                 VALUES (?1, ?2, {NOW}, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+                 ON CONFLICT (event_id, consumer_group) DO UPDATE SET
+                     died_at = excluded.died_at, state = excluded.state, attempts = excluded.attempts,
+                     published_at = excluded.published_at, subject = excluded.subject, origin = excluded.origin,
+                     error = excluded.error, headers = excluded.headers, payload = excluded.payload"
+            ),
+            find: format!("SELECT {LETTER}, headers, payload FROM {table} WHERE event_id = ?1 AND consumer_group = ?2"),
+            list: format!(
+                "SELECT {LETTER} FROM {table} WHERE consumer_group = ?1 AND (died_at, event_id) > (?2, ?3)
+                 ORDER BY died_at, event_id LIMIT ?4"
+            ),
+            start_put_back: format!(
+                "UPDATE {table} SET state = 'putting back'
+                 WHERE event_id = ?1 AND consumer_group = ?2 AND state <> 'putting back'"
+            ),
+            finish_put_back: format!(
+                "DELETE FROM {table}
+                 WHERE event_id = ?1 AND consumer_group = ?2 AND state = 'putting back' AND died_at = ?3"
+            ),
+            delete: format!("DELETE FROM {table} WHERE event_id = ?1 AND consumer_group = ?2"),
+        }
+    }
+}
+
+/// What a list shows of a letter.
+const LETTER: &str = "event_id, state, attempts, published_at, died_at, subject, origin, error";
+
+/// The columns of the table of dead letters, and their types.
+const LETTER_COLUMNS: [(&str, &str); 11] = [
+    ("event_id", "BLOB"),
+    ("consumer_group", "TEXT"),
+    ("died_at", "INTEGER"),
+    ("state", "TEXT"),
+    ("attempts", "INTEGER"),
+    ("published_at", "INTEGER"),
+    ("subject", "TEXT"),
+    ("origin", "TEXT"),
+    ("error", "TEXT"),
+    ("headers", "TEXT"),
+    ("payload", "BLOB"),
+];
+
+/// As SQLite keeps times.
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// The inbox's table in a SQLite database, and the inbox itself for **synchronous** code: it claims in the caller's own
 /// [`rusqlite::Transaction`], needs no async runtime, and owns no connection.
@@ -191,9 +282,20 @@ impl SqliteTable {
         &self.name
     }
 
-    /// The SQL that creates the table and its index, for those who keep their schema elsewhere.
+    /// The SQL that creates the table, that of its dead letters, and their indexes, for those who keep their schema
+    /// elsewhere.
     pub fn create_sql(&self) -> String {
-        format!("{};\n{};\n", self.sql.create_table, self.sql.create_index)
+        format!(
+            "{};\n{};\n{}",
+            self.sql.create_table,
+            self.sql.create_index,
+            self.create_letters_sql()
+        )
+    }
+
+    fn create_letters_sql(&self) -> String {
+        let sql = &self.sql.letters;
+        format!("{};\n{};\n", sql.create_table, sql.create_index)
     }
 
     /// Claims a message in the caller's open transaction.
@@ -236,7 +338,7 @@ impl SqliteTable {
             .collect()
     }
 
-    /// Creates the table and its index, or upgrades them, in a transaction of its own.
+    /// Creates the table, that of its dead letters and their indexes, or upgrades them, in a transaction of its own.
     ///
     /// Safe at every start and by many processes at once; looks first, and takes no lock where there is nothing to do.
     ///
@@ -244,7 +346,7 @@ impl SqliteTable {
     ///
     /// [`ErrorKind::Schema`] if a table of this name and another shape is in the way; [`ErrorKind::Busy`].
     pub fn setup(&self, connection: &mut Connection) -> Result<()> {
-        if self.shape(connection)?.is_current() {
+        if self.is_set_up(connection)? {
             return Ok(());
         }
         let tx = connection
@@ -327,8 +429,11 @@ impl SqliteTable {
     pub(crate) fn set_up_in(&self, tx: &Connection) -> Result<()> {
         let failed = |error| driver_error("set up the inbox's table", error);
         match self.shape(tx)? {
-            Shape::Current => Ok(()),
-            Shape::Missing => tx.execute_batch(&self.create_sql()).map_err(failed),
+            Shape::Current => {}
+            Shape::Missing => {
+                let (table, index) = (&self.sql.create_table, &self.sql.create_index);
+                tx.execute_batch(&format!("{table};\n{index}")).map_err(failed)?;
+            }
             Shape::Older(missing) => {
                 for part in missing {
                     tx.execute_batch(match part {
@@ -337,10 +442,178 @@ impl SqliteTable {
                     })
                     .map_err(failed)?;
                 }
-                Ok(())
             }
-            Shape::Other(why) => Err(self.wrong_shape(&why)),
+            Shape::Other(why) => return Err(self.wrong_shape(&why)),
         }
+        match self.shape_of_letters(tx)? {
+            Shape::Current => Ok(()),
+            Shape::Missing => tx.execute_batch(&self.create_letters_sql()).map_err(failed),
+            Shape::Older(_) => tx.execute_batch(&self.sql.letters.create_index).map_err(failed),
+            Shape::Other(why) => Err(self.wrong_letters(&why)),
+        }
+    }
+
+    pub(crate) fn is_set_up(&self, connection: &Connection) -> Result<bool> {
+        Ok(self.shape(connection)?.is_current() && self.shape_of_letters(connection)?.is_current())
+    }
+
+    pub(crate) fn add_letter(&self, tx: &Connection, letter: &DeadLetter) -> Result<()> {
+        let info = &letter.info;
+        tx.prepare_cached(&self.sql.letters.add)
+            .and_then(|mut statement| {
+                statement.execute(params![
+                    info.key.id().as_bytes(),
+                    info.key.group().as_str(),
+                    info.state.as_str(),
+                    info.attempts,
+                    info.published_at.and_then(millis),
+                    info.subject,
+                    info.origin,
+                    info.error,
+                    letter.headers.to_json(),
+                    letter.payload,
+                ])
+            })
+            .map(drop)
+            .map_err(|error| self.letter_error(tx, "keep a dead letter", error))
+    }
+
+    pub(crate) fn delete_letter(&self, tx: &Connection, key: &Key) -> Result<bool> {
+        tx.prepare_cached(&self.sql.letters.delete)
+            .and_then(|mut statement| statement.execute(params![key.id().as_bytes(), key.group().as_str()]))
+            .map(|removed| removed > 0)
+            .map_err(|error| self.letter_error(tx, "remove a dead letter", error))
+    }
+
+    pub(crate) fn find_letter(&self, connection: &Connection, key: &Key) -> Result<Option<DeadLetter>> {
+        let found = connection
+            .prepare_cached(&self.sql.letters.find)
+            .and_then(|mut statement| {
+                let read = |row: &Row<'_>| Ok((LetterRow::read(row)?, row.get::<_, String>(8)?, row.get(9)?));
+                statement
+                    .query_row(params![key.id().as_bytes(), key.group().as_str()], read)
+                    .optional()
+            })
+            .map_err(|error| self.letter_error(connection, "look up a dead letter", error))?;
+        let Some((row, headers, payload)) = found else {
+            return Ok(None);
+        };
+        let payload: Vec<u8> = payload;
+        let info = row.into_info(key.group())?;
+        Ok(Some(DeadLetter::new(info, Headers::from_json(&headers)?, payload)))
+    }
+
+    pub(crate) fn list_letters(
+        &self,
+        connection: &Connection,
+        group: &ConsumerGroup,
+        after: Option<DeadLetterPlace>,
+        limit: NonZeroU32,
+    ) -> Result<Vec<DeadLetterInfo>> {
+        // No blob is less than the empty one.
+        let (time, id) = after.map_or((i64::MIN, None), |after| {
+            let (time, id) = after.in_ticks(MILLISECOND);
+            (time, Some(id))
+        });
+        let id: &[u8] = id.as_ref().map_or(&[], |id| id.as_bytes());
+        let rows: Vec<LetterRow> = connection
+            .prepare_cached(&self.sql.letters.list)
+            .and_then(|mut statement| {
+                let rows = statement.query_map(params![group.as_str(), time, id, limit.get()], LetterRow::read)?;
+                rows.collect()
+            })
+            .map_err(|error| self.letter_error(connection, "list dead letters", error))?;
+        rows.into_iter().map(|row| row.into_info(group)).collect()
+    }
+
+    /// SQLite has one writer, so nothing comes between these statements of one transaction.
+    pub(crate) fn start_put_back(&self, tx: &Connection, key: &Key) -> Result<Option<DeadLetter>> {
+        let turned = tx
+            .prepare_cached(&self.sql.letters.start_put_back)
+            .and_then(|mut statement| statement.execute(params![key.id().as_bytes(), key.group().as_str()]))
+            .map_err(|error| self.letter_error(tx, "put back a dead letter", error))?;
+        if turned > 0 {
+            self.forget_in(tx, key)?;
+        }
+        self.find_letter(tx, key)
+    }
+
+    pub(crate) fn finish_put_back(&self, tx: &Connection, info: &DeadLetterInfo) -> Result<bool> {
+        let (time, _) = info.place().in_ticks(MILLISECOND);
+        let key = &info.key;
+        tx.prepare_cached(&self.sql.letters.finish_put_back)
+            .and_then(|mut statement| statement.execute(params![key.id().as_bytes(), key.group().as_str(), time]))
+            .map(|removed| removed > 0)
+            .map_err(|error| self.letter_error(tx, "remove a dead letter that was put back", error))
+    }
+
+    /// A driver's error in a statement on dead letters; as [`explained`](Self::explained).
+    fn letter_error(&self, connection: &Connection, doing: &str, error: rusqlite::Error) -> Error {
+        if error.sqlite_error_code().is_some_and(|code| code != ErrorCode::Unknown) {
+            return driver_error(doing, error);
+        }
+        match self.shape_of_letters(connection) {
+            Ok(Shape::Missing) => Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "could not {doing}: there is no table {:?}; run setup(), which makes it beside an older inbox too",
+                    letters_name(&self.name)
+                ),
+            ),
+            Ok(Shape::Other(why)) => self.wrong_letters(&why),
+            Ok(Shape::Current | Shape::Older(_)) | Err(_) => return driver_error(doing, error),
+        }
+        .with_source(error)
+    }
+
+    fn wrong_letters(&self, why: &str) -> Error {
+        Error::new(
+            ErrorKind::Schema,
+            format!(
+                "the table {:?} is not that of the inbox's dead letters: {why}; mend it, or rename it and run setup()",
+                letters_name(&self.name)
+            ),
+        )
+    }
+
+    /// What stands where dead letters are to be kept. `Older` is a table without its index.
+    fn shape_of_letters(&self, connection: &Connection) -> Result<Shape> {
+        let inspect = || {
+            let name = letters_name(&self.name);
+            let columns = columns(connection, &name)?;
+            if columns.is_empty() {
+                return Ok(Shape::Missing);
+            }
+            for (name, type_name) in LETTER_COLUMNS {
+                match columns.iter().find(|column| column.is(name)) {
+                    None => return Ok(Shape::Other(format!("it has no column {name}"))),
+                    Some(column) if !column.type_name.eq_ignore_ascii_case(type_name) => {
+                        let found = &column.type_name;
+                        return Ok(Shape::Other(format!(
+                            "its column {name} is {found:?} and must be {type_name}"
+                        )));
+                    }
+                    Some(_) => {}
+                }
+            }
+            let ours = |column: &Column| LETTER_COLUMNS.iter().any(|(name, _)| column.is(name));
+            if let Some(column) = columns.iter().find(|column| column.must_be_given && !ours(column)) {
+                let name = &column.name;
+                return Ok(Shape::Other(format!(
+                    "its column {name} must be given a value, and gets none"
+                )));
+            }
+            if !constraints(connection, &name)?.0 {
+                let why = "it has no unique key of exactly (event_id, consumer_group), compared byte for byte";
+                return Ok(Shape::Other(why.into()));
+            }
+            Ok(if has_index(connection, &name, &letters_index_name(&self.name))? {
+                Shape::Current
+            } else {
+                Shape::Older(vec![Missing::Index])
+            })
+        };
+        inspect().map_err(|error: rusqlite::Error| driver_error("look at the table of dead letters", error))
     }
 
     pub(crate) fn forget_in(&self, tx: &Connection, key: &Key) -> Result<bool> {
@@ -390,6 +663,22 @@ impl SqliteTable {
             Shape::Other(why) => health.fault(
                 format!("the table {:?} is not the inbox's: {why}", self.name),
                 "give the inbox a table of its own, or mend this one",
+            ),
+        }
+        let letters = letters_name(&self.name);
+        match self.shape_of_letters(connection)? {
+            Shape::Current => {}
+            Shape::Missing => health.warning(
+                format!("there is no table {letters:?}, so messages cannot be given up, though claims work"),
+                "run setup()",
+            ),
+            Shape::Older(_) => health.warning(
+                format!("the table {letters:?} has lost its index, so a list of dead letters reads the whole table"),
+                "run setup()",
+            ),
+            Shape::Other(why) => health.fault(
+                format!("the table {letters:?} is not that of the inbox's dead letters: {why}"),
+                "mend it, or rename it and run setup()",
             ),
         }
         let triggers: Vec<String> = connection
@@ -456,26 +745,14 @@ impl SqliteTable {
     }
 
     fn inspect(&self, connection: &Connection) -> rusqlite::Result<Shape> {
-        let mut statement = connection.prepare(
-            r#"SELECT name, type, "notnull" AND dflt_value IS NULL, "notnull" FROM pragma_table_info(?1, 'main')"#,
-        )?;
-        let columns: Vec<Column> = statement
-            .query_map([&self.name], |row| {
-                Ok(Column {
-                    name: row.get(0)?,
-                    type_name: row.get(1)?,
-                    must_be_given: row.get(2)?,
-                    not_null: row.get(3)?,
-                })
-            })?
-            .collect::<rusqlite::Result<_>>()?;
+        let columns = columns(connection, &self.name)?;
         if columns.is_empty() {
             return Ok(Shape::Missing);
         }
         if let Some(why) = wrong_columns(&columns) {
             return Ok(Shape::Other(why));
         }
-        let (has_key, other_keys, foreign_keys) = self.constraints(connection)?;
+        let (has_key, other_keys, foreign_keys) = constraints(connection, &self.name)?;
         if !has_key {
             return Ok(Shape::Other(
                 "it has no unique key of exactly (event_id, consumer_group), compared byte for byte".into(),
@@ -495,12 +772,7 @@ impl SqliteTable {
         if !columns.iter().any(|column| column.is("fingerprint")) {
             missing.push(Missing::Fingerprint);
         }
-        let indexed: bool = connection.query_row(
-            "SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1, 'main') WHERE name = ?2 COLLATE NOCASE)",
-            [&self.name, &index_name(&self.name)],
-            |row| row.get(0),
-        )?;
-        if !indexed {
+        if !has_index(connection, &self.name, &index_name(&self.name))? {
             missing.push(Missing::Index);
         }
         Ok(if missing.is_empty() {
@@ -509,25 +781,25 @@ impl SqliteTable {
             Shape::Older(missing)
         })
     }
+}
 
-    /// Whether a unique index covers just the key, whole (not partial) and byte for byte; whether there is another unique
-    /// index; whether there is a foreign key. A primary key is in the list of indexes as well.
-    fn constraints(&self, connection: &Connection) -> rusqlite::Result<(bool, bool, bool)> {
-        connection.query_row(
-            r#"WITH uniques AS (
-                   SELECT NOT list.partial AND (
-                       SELECT count(*) = 2 AND count(*) FILTER (
-                                  WHERE part.coll = 'BINARY' AND lower(part.name) IN ('event_id', 'consumer_group')) = 2
-                       FROM pragma_index_xinfo(list.name, 'main') AS part WHERE part.key
-                   ) AS is_key
-                   FROM pragma_index_list(?1, 'main') AS list WHERE list."unique"
-               )
-               SELECT EXISTS (SELECT 1 FROM uniques WHERE is_key), EXISTS (SELECT 1 FROM uniques WHERE NOT is_key),
-                      EXISTS (SELECT 1 FROM pragma_foreign_key_list(?1, 'main'))"#,
-            [&self.name],
-            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
-        )
-    }
+/// Whether a unique index covers just the key, whole (not partial) and byte for byte; whether there is another unique
+/// index; whether there is a foreign key. A primary key is in the list of indexes as well.
+fn constraints(connection: &Connection, table: &str) -> rusqlite::Result<(bool, bool, bool)> {
+    connection.query_row(
+        r#"WITH uniques AS (
+               SELECT NOT list.partial AND (
+                   SELECT count(*) = 2 AND count(*) FILTER (
+                              WHERE part.coll = 'BINARY' AND lower(part.name) IN ('event_id', 'consumer_group')) = 2
+                   FROM pragma_index_xinfo(list.name, 'main') AS part WHERE part.key
+               ) AS is_key
+               FROM pragma_index_list(?1, 'main') AS list WHERE list."unique"
+           )
+           SELECT EXISTS (SELECT 1 FROM uniques WHERE is_key), EXISTS (SELECT 1 FROM uniques WHERE NOT is_key),
+                  EXISTS (SELECT 1 FROM pragma_foreign_key_list(?1, 'main'))"#,
+        [table],
+        |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+    )
 }
 
 /// A column as SQLite describes it.
@@ -541,6 +813,70 @@ struct Column {
 impl Column {
     fn is(&self, name: &str) -> bool {
         self.name.eq_ignore_ascii_case(name)
+    }
+}
+
+/// The columns of a table; none if there is no such table.
+fn columns(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Column>> {
+    let mut statement = connection.prepare(
+        r#"SELECT name, type, "notnull" AND dflt_value IS NULL, "notnull" FROM pragma_table_info(?1, 'main')"#,
+    )?;
+    let columns = statement.query_map([table], |row| {
+        Ok(Column {
+            name: row.get(0)?,
+            type_name: row.get(1)?,
+            must_be_given: row.get(2)?,
+            not_null: row.get(3)?,
+        })
+    })?;
+    columns.collect()
+}
+
+fn has_index(connection: &Connection, table: &str, index: &str) -> rusqlite::Result<bool> {
+    connection.query_row(
+        "SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1, 'main') WHERE name = ?2 COLLATE NOCASE)",
+        [table, index],
+        |row| row.get(0),
+    )
+}
+
+/// A letter as SQLite has it, in the order of [`LETTER`].
+struct LetterRow {
+    id: [u8; 16],
+    state: String,
+    attempts: i64,
+    published_at: Option<i64>,
+    died_at: i64,
+    subject: String,
+    origin: String,
+    error: String,
+}
+
+impl LetterRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            id: row.get(0)?,
+            state: row.get(1)?,
+            attempts: row.get(2)?,
+            published_at: row.get(3)?,
+            died_at: row.get(4)?,
+            subject: row.get(5)?,
+            origin: row.get(6)?,
+            error: row.get(7)?,
+        })
+    }
+
+    fn into_info(self, group: &ConsumerGroup) -> Result<DeadLetterInfo> {
+        let id = MessageId::from_uuid(uuid::Uuid::from_bytes(self.id))
+            .map_err(|error| Error::new(ErrorKind::Store, "a dead letter has no id").with_source(error))?;
+        let mut info = DeadLetterInfo::new(Key::new(group.clone(), id), self.error);
+        info.state = DeadLetterState::from_text(&self.state)?;
+        info.subject = self.subject;
+        info.origin = self.origin;
+        info.attempts = u32::try_from(self.attempts.max(0)).unwrap_or(u32::MAX);
+        info.published_at = self.published_at.and_then(time);
+        info.died_at = time(self.died_at).unwrap_or(UNIX_EPOCH);
+        Ok(info)
     }
 }
 
@@ -623,20 +959,31 @@ fn processed(row: &Row<'_>) -> rusqlite::Result<Processed> {
         ValueRef::Blob(bytes) => bytes.try_into().ok().map(Fingerprint::from_bytes),
         _ => None,
     };
-    let time: Option<SystemTime> = match row.get_ref(0)? {
-        ValueRef::Integer(millis) => {
-            let since = Duration::from_millis(millis.unsigned_abs());
-            if millis < 0 {
-                UNIX_EPOCH.checked_sub(since)
-            } else {
-                UNIX_EPOCH.checked_add(since)
-            }
-        }
+    let at = match row.get_ref(0)? {
+        ValueRef::Integer(millis) => time(millis),
         _ => None,
     };
-    Ok(time
+    Ok(at
         .map_or_else(Processed::default, Processed::at)
         .with_fingerprint(fingerprint))
+}
+
+/// The time so many milliseconds after 1970, if there is one.
+fn time(millis: i64) -> Option<SystemTime> {
+    let since = Duration::from_millis(millis.unsigned_abs());
+    if millis < 0 {
+        UNIX_EPOCH.checked_sub(since)
+    } else {
+        UNIX_EPOCH.checked_add(since)
+    }
+}
+
+/// The other way round.
+fn millis(time: SystemTime) -> Option<i64> {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_millis()).ok(),
+        Err(before) => i64::try_from(before.duration().as_millis()).ok().map(|millis| -millis),
+    }
 }
 
 /// A name as SQLite reads it whatever stands in it: in double quotes, each one inside doubled.
@@ -646,6 +993,15 @@ fn quoted(name: &str) -> String {
 
 fn index_name(table: &str) -> String {
     format!("{table}_by_age")
+}
+
+/// The table of an inbox's dead letters.
+fn letters_name(table: &str) -> String {
+    format!("{table}_dead_letters")
+}
+
+fn letters_index_name(table: &str) -> String {
+    format!("{table}_dead_letters_by_age")
 }
 
 #[cfg(test)]
@@ -678,6 +1034,21 @@ mod tests {
             );
             assert!(!plan.iter().any(|step| step.contains("SCAN inbox_events")), "{plan:?}");
             assert!(!plan.iter().any(|step| step.contains("TEMP B-TREE")), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn a_page_of_dead_letters_is_read_off_its_index_and_the_others_by_their_key() {
+        let sql = LettersSql::new(SqliteTable::DEFAULT_NAME);
+        let listed = plan(&sql.list);
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert!(
+            listed[0].contains("inbox_events_dead_letters_by_age (consumer_group=? AND (died_at,event_id)>(?,?))"),
+            "{listed:?}"
+        );
+        for statement in [&sql.find, &sql.start_put_back, &sql.finish_put_back, &sql.delete] {
+            let plan = plan(statement);
+            assert!(plan[0].contains("(event_id=? AND consumer_group=?)"), "{plan:?}");
         }
     }
 

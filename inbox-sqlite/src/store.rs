@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use inbox_core::{
-    Claim, ConsumerGroup, Delivery, Error, ErrorKind, Health, InboxStore, Key, Purge, Purged, Record, Result,
-    Transactions, Upkeep,
+    Claim, ConsumerGroup, DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetters, Delivery, Error, ErrorKind, Health,
+    InboxStore, Key, Purge, Purged, Record, Result, Transactions, Upkeep,
 };
 use rusqlite::{Connection, Transaction};
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -337,16 +338,67 @@ impl Transactions for SqliteInbox {
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
         error.downcast_ref().map(kind_of)
     }
+
+    /// SQLite has one writer, and a transaction of this store's is one from its begin.
+    fn max_transactions(&self) -> Option<NonZeroUsize> {
+        Some(NonZeroUsize::MIN)
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetters<Tx = SqliteTx>> {
+        Some(self)
+    }
+}
+
+/// Letters stand in a table beside the inbox's, named as it is with `_dead_letters` behind. Times are milliseconds.
+#[async_trait]
+impl DeadLetters for SqliteInbox {
+    async fn add_dead_letter(&self, tx: &mut SqliteTx, letter: &DeadLetter) -> Result<()> {
+        tx.ensure_open("keep a dead letter")?;
+        self.inner.table.add_letter(tx, letter)
+    }
+
+    async fn remove_dead_letter(&self, tx: &mut SqliteTx, key: &Key) -> Result<()> {
+        tx.ensure_open("remove a dead letter")?;
+        self.inner.table.delete_letter(tx, key).map(drop)
+    }
+
+    async fn find_dead_letter(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let key = key.clone();
+        self.read(move |inner, connection| inner.table.find_letter(connection, &key))
+            .await
+    }
+
+    async fn list_dead_letters(
+        &self,
+        group: &ConsumerGroup,
+        after: Option<DeadLetterPlace>,
+        limit: NonZeroU32,
+    ) -> Result<Vec<DeadLetterInfo>> {
+        let group = group.clone();
+        self.read(move |inner, connection| inner.table.list_letters(connection, &group, after, limit))
+            .await
+    }
+
+    async fn start_put_back(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let key = key.clone();
+        self.write(move |table, tx| table.start_put_back(tx, &key)).await
+    }
+
+    async fn finish_put_back(&self, info: &DeadLetterInfo) -> Result<bool> {
+        let info = info.clone();
+        self.write(move |table, tx| table.finish_put_back(tx, &info)).await
+    }
+
+    async fn delete_dead_letter(&self, key: &Key) -> Result<bool> {
+        let key = key.clone();
+        self.write(move |table, tx| table.delete_letter(tx, &key)).await
+    }
 }
 
 #[async_trait]
 impl Upkeep for SqliteInbox {
     async fn setup(&self) -> Result<()> {
-        if self
-            .read(|inner, connection| inner.table.shape(connection))
-            .await?
-            .is_current()
-        {
+        if self.read(|inner, connection| inner.table.is_set_up(connection)).await? {
             return Ok(());
         }
         self.write(SqliteTable::set_up_in).await

@@ -121,12 +121,13 @@ async fn examine<S: Transactions>(inbox: &Inbox<S>, options: &ConsumerOptions, l
                 "concurrency",
                 &options.concurrency.to_string(),
                 format_args!(
-                    "the store has {most} connections, and a transaction needs one of its own; lower the concurrency or \
-                     enlarge the pool"
+                    "the store can have {most} transactions open at once; lower the concurrency, or enlarge the store's pool \
+                     if it has one"
                 ),
             ));
         }
-        if options.concurrency == most {
+        // One at a time is what SQLite has: there is nothing to enlarge.
+        if options.concurrency == most && most > NonZeroUsize::MIN {
             tracing::warn!(
                 connections = most,
                 "the consumer may use every connection of the store's pool, and leave none for the rest of the \
