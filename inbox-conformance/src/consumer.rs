@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use inbox_core::{
     Claim, ConsumerGroup, Delivery, Error, ErrorKind, InboxStore, Key, MessageId, Processed, Record, Transactions,
@@ -199,7 +199,7 @@ impl<F: Fixture> Consumer<F> {
             Ok(mut claims) if claims.len() == 1 => Ok(Ok(claims.remove(0))),
             Ok(claims) => Err(self.stage.failure(
                 "one answer to a batch of one",
-                format!("{claims:?}"),
+                format!("{} answers: {}", claims.len(), answers(&claims)),
                 "answers that are left out, or not put into the order of the batch",
             )),
             Err(error) => Ok(Err(error)),
@@ -494,5 +494,45 @@ impl fmt::Display for Shown<'_> {
                 }
             }
         }
+    }
+}
+
+/// The answers to a batch, as a failure shows them.
+pub(crate) fn answers(claims: &[Claim]) -> String {
+    if claims.is_empty() {
+        return "no answer at all".into();
+    }
+    let short = claims.iter().map(|claim| match claim {
+        Claim::New => "New",
+        Claim::Duplicate(_) => "Duplicate",
+        Claim::InFlight(_) => "InFlight",
+    });
+    short.collect::<Vec<_>>().join(", ")
+}
+
+/// What was found of a record, as a failure shows it.
+pub(crate) fn found(record: Option<&Record>) -> String {
+    match record {
+        None => "None".into(),
+        Some(record) => {
+            let time = record.processed_at.map_or_else(|| "without a time".into(), moment);
+            let fingerprint = match record.fingerprint {
+                None => "without a fingerprint".into(),
+                Some(fingerprint) => format!("with the fingerprint {fingerprint}"),
+            };
+            format!("a record of {}, {time}, {fingerprint}", record.key)
+        }
+    }
+}
+
+/// A time that two answers may differ in by little.
+pub(crate) fn moment(time: SystemTime) -> String {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => format!(
+            "processed at {}.{:06} s since 1970",
+            since.as_secs(),
+            since.subsec_micros()
+        ),
+        Err(before) => format!("processed {:?} before 1970", before.duration()),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Law;
+
 /// How hard the suite tries, and how long it waits.
 ///
 /// ```
@@ -16,6 +18,8 @@ use std::time::Duration;
 pub struct Options {
     time_limit: Duration,
     heavy: bool,
+    /// None: all.
+    only: Vec<Law>,
 }
 
 impl Options {
@@ -27,6 +31,7 @@ impl Options {
         Self {
             time_limit: Duration::from_secs(60),
             heavy: false,
+            only: Vec::new(),
         }
     }
 
@@ -52,6 +57,23 @@ impl Options {
     pub const fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
         self
+    }
+
+    /// Only these laws, in the order of [`Law::ALL`]; none at all means all of them, as without this.
+    ///
+    /// ```
+    /// use inbox_conformance::{Law, Options};
+    ///
+    /// let options = Options::new().only([Law::Rollback, Law::Once]);
+    /// # let _ = options;
+    /// ```
+    pub fn only(mut self, laws: impl IntoIterator<Item = Law>) -> Self {
+        self.only = laws.into_iter().collect();
+        self
+    }
+
+    pub(crate) fn asks_for(&self, law: Law) -> bool {
+        self.only.is_empty() || self.only.contains(&law)
     }
 
     pub(crate) const fn limit(&self) -> Duration {

@@ -10,7 +10,7 @@ use crate::{Failure, Law};
 /// As wide as the table gets, so that it can be read in a terminal and in the log of a build server.
 const WIDTH: u16 = 118;
 
-/// How a store fared with each law. Prints as a table, with the failures in full below it.
+/// How a store fared with each law. Prints as a table, with a [`summary`](Self::summary) and the failures in full below it.
 #[derive(Debug, Clone)]
 pub struct Report {
     laws: Vec<LawReport>,
@@ -65,6 +65,32 @@ impl Report {
             .map(|report| &report.outcome)
     }
 
+    /// How many laws are broken, and with which to begin: the first, for later laws build on earlier ones, and what
+    /// breaks one of these often shows in many.
+    ///
+    /// Such as ``2 of 15 laws broken; begin with `rollback` ``, or `14 laws kept; 1 does not apply`.
+    pub fn summary(&self) -> String {
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let Some(first) = self.failures().next() else {
+            let away = self
+                .laws
+                .iter()
+                .filter(|report| matches!(report.outcome, Outcome::DoesNotApply(_)));
+            let away = away.count();
+            let kept = counted(self.laws.len() - away, "law") + " kept";
+            return match away {
+                0 => kept,
+                1 => format!("{kept}; 1 does not apply"),
+                more => format!("{kept}; {more} do not apply"),
+            };
+        };
+        let (broken, all) = (self.failures().count(), counted(self.laws.len(), "law"));
+        match broken {
+            1 => format!("1 of {all} broken: `{}`", first.law),
+            _ => format!("{broken} of {all} broken; begin with `{}`", first.law),
+        }
+    }
+
     /// The laws that the store breaks.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.laws.iter().filter_map(|report| match &report.outcome {
@@ -95,7 +121,7 @@ impl fmt::Display for Report {
                 format!("{} ms", report.took.as_millis()),
             ]);
         }
-        write!(f, "{table}")?;
+        write!(f, "{table}\n{}", self.summary())?;
         for failure in self.failures() {
             write!(f, "\n\n{failure}")?;
         }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use inbox_core::{ConsumerGroup, InboxStore, MessageId, Upkeep};
+use inbox_core::{ConsumerGroup, ErrorKind, InboxStore, MessageId, Upkeep};
 use tokio::task::JoinHandle;
 
 use crate::consumer::Consumer;
@@ -186,11 +186,14 @@ impl<F: Fixture> Stage<F> {
     /// The value, where the store may not fail.
     pub(crate) fn sound<T>(&self, result: inbox_core::Result<T>, expected: &str) -> Verdict<T> {
         result.map_err(|error| {
-            self.failure(
-                expected,
-                in_full(&error),
-                "the call itself failed, so its error is the clue",
-            )
+            let suspect = match error.kind() {
+                ErrorKind::Schema => {
+                    "the suite has set this store up before: `setup` reported success and its work is not there (a commit \
+                     that says Ok and stores nothing), or this call looks in another place"
+                }
+                _ => "the call itself failed, so its error is the clue",
+            };
+            self.failure(expected, in_full(&error), suspect)
         })
     }
 

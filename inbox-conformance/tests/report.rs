@@ -92,6 +92,11 @@ async fn the_report_has_a_line_for_each_law_and_the_failures_in_full() {
     assert!(row(Law::Batches).contains("FAILED"), "{text}");
     assert!(row(Law::Purge).contains("passed"), "{text}");
     assert!(text.contains("the store breaks the law `batches`"), "{text}");
+    let all = Law::ALL.len();
+    assert!(
+        text.contains(&format!("\n2 of {all} laws broken; begin with `batches`\n")),
+        "{text}"
+    );
     let widest = text
         .lines()
         .filter(|line| line.starts_with('│'))
@@ -189,5 +194,45 @@ fn a_law_is_found_by_its_name() {
         assert_eq!(Law::named(law.name()), Some(law));
         assert!(law.promise().ends_with('.'), "{law}");
         assert!(!law.usual_mistakes().is_empty(), "{law}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_summary_says_with_which_law_to_begin() {
+    let options = Options::new().only([Law::Handover, Law::Rollback, Law::First]);
+    let summary = async |fault| {
+        run_with(&options, async || Toy::new(Temper::Waits, fault))
+            .await
+            .summary()
+    };
+    assert_eq!(summary(Fault::None).await, "3 laws kept");
+    assert_eq!(
+        summary(Fault::RollbackKeepsClaim).await,
+        "2 of 3 laws broken; begin with `rollback`"
+    );
+    let options = Options::new().only([Law::First, Law::Clock]);
+    let report = run_with(&options, async || bare(Fault::None, Some("nobody moves it"))).await;
+    assert_eq!(report.summary(), "1 law kept; 1 does not apply");
+    let ran: Vec<Law> = report.laws().iter().map(|report| report.law).collect();
+    assert_eq!(ran, [Law::First, Law::Clock]);
+}
+
+/// What a failure shows is for people to read: no dump of a value.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_are_sentences() {
+    for (law, fault, saw) in [
+        (
+            Law::First,
+            Fault::DuplicateMovesTime,
+            " s since 1970, then processed at ",
+        ),
+        (Law::Fingerprint, Fault::FindDropsFingerprint, "without a fingerprint"),
+        (Law::Together, Fault::ClaimCommitsAlone, "a record of message "),
+    ] {
+        let failure = failure_of(law, Options::new(), fault).await;
+        assert!(failure.saw.contains(saw), "{failure}");
+        for dump in ["Some(", "tv_sec", "Record {", "Processed {"] {
+            assert!(!failure.to_string().contains(dump), "{failure}");
+        }
     }
 }

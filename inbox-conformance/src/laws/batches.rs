@@ -119,8 +119,8 @@ async fn beside_one_in_flight<F: Fixture>(stage: &Stage<F>, first: &Consumer<F>,
     };
     stage.ensure(
         committed == ids.len(),
-        "four that are New and committed by the rival in the end",
-        format!("{committed}"),
+        "the rival commits all 4 after New: nobody had three of them, and the first consumer rolled the fourth back",
+        format!("it committed {committed}; the others were answered Duplicate"),
         "a message that was in flight, reported as Duplicate: it is lost, for the other consumer rolled back",
     )
 }
@@ -218,8 +218,8 @@ async fn try_batch<F: Fixture>(consumer: &Consumer<F>, ids: &[MessageId]) -> Ver
         Ok(claims) if claims.len() == ids.len() => claims,
         Ok(claims) => {
             return Err(stage.failure(
-                format!("{} answers", ids.len()),
-                format!("{}", claims.len()),
+                format!("{} answers, one for each message", ids.len()),
+                format!("{} answers", claims.len()),
                 "answers for the rows that were written only",
             ));
         }

@@ -3,7 +3,7 @@
 use inbox_core::{Claim, Delivery, ErrorKind, Fingerprint, MessageId};
 
 use crate::Fixture;
-use crate::consumer::{Consumer, Path};
+use crate::consumer::{Consumer, Path, Shown, answers, found};
 use crate::stage::{Stage, Verdict};
 
 pub(crate) async fn law<F: Fixture>(stage: &Stage<F>) -> Verdict {
@@ -43,7 +43,7 @@ fn reports<F: Fixture>(stage: &Stage<F>, claim: &Claim, stored: Option<Fingerpri
         ),
         match reported {
             Some(reported) => format!("Claim::Duplicate with the fingerprint: {}", shown(reported)),
-            None => format!("{claim:?}"),
+            None => Shown(claim).to_string(),
         },
         suspect,
     )
@@ -83,7 +83,7 @@ async fn kept<F: Fixture>(
             stage.ensure(
                 mismatch == differs.then_some(ErrorKind::PayloadMismatch),
                 if differs { "a payload mismatch" } else { "no error" },
-                format!("{mismatch:?}"),
+                mismatch.map_or_else(|| "no error".into(), |kind| format!("an error of the kind \"{kind}\"")),
                 "the version of inbox-core, which compares",
             )?;
         }
@@ -92,8 +92,11 @@ async fn kept<F: Fixture>(
     let record = consumer.find(id).await?;
     stage.ensure(
         record.as_ref().is_some_and(|record| record.fingerprint == stored),
-        format!("a record with the fingerprint {stored:?}"),
-        format!("{record:?}"),
+        match stored {
+            Some(stored) => format!("a record with the fingerprint {stored}"),
+            None => "a record without a fingerprint".into(),
+        },
+        found(record.as_ref()),
         "find does not read the fingerprint",
     )
 }
@@ -117,7 +120,7 @@ async fn in_a_batch<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>) -> Ver
     stage.ensure(
         claims[..3].iter().all(Claim::is_new),
         "New for the first three",
-        format!("{claims:?}"),
+        answers(&claims),
         "a fingerprint that counts as part of the key",
     )?;
     reports(stage, &claims[3], fingerprints[0], SUSPECT)?;

@@ -3,7 +3,7 @@
 use inbox_core::{MessageId, Upkeep};
 
 use crate::Fixture;
-use crate::consumer::{Consumer, Job, Path};
+use crate::consumer::{Consumer, Job, Path, found as show_found, moment};
 use crate::stage::{Stage, Verdict, id_of};
 
 pub(crate) async fn law<F: Fixture>(stage: &Stage<F>) -> Verdict {
@@ -39,7 +39,7 @@ async fn claimed_once<F: Fixture>(
     stage.ensure(
         found.is_none(),
         "None, for nobody has claimed it",
-        format!("{found:?}"),
+        show_found(found.as_ref()),
         "records of another test in this place: does every fixture have a fresh one?",
     )?;
     let mut tx = here.begin().await?;
@@ -62,7 +62,7 @@ async fn claimed_once<F: Fixture>(
     stage.ensure(
         times.iter().all(|time| *time == times[0]),
         "the same time with every Duplicate",
-        format!("{times:?}"),
+        times.iter().copied().flatten().map(moment).collect::<Vec<_>>().join(", then "),
         "a duplicate that writes to the record (an upsert): what is redelivered for ever is then never purged; or a time \
          that is the question's instead of the record's",
     )?;
@@ -70,8 +70,12 @@ async fn claimed_once<F: Fixture>(
     match there.find(id).await? {
         Some(record) => stage.ensure(
             record.key == there.key(id) && record.processed_at == times[0],
-            format!("its record, of {:?} and the time {:?}", there.key(id), times[0]),
-            format!("{record:?}"),
+            format!(
+                "a record of {}, {}, as the Duplicate said",
+                there.key(id),
+                times[0].map_or_else(String::new, moment)
+            ),
+            show_found(Some(&record)),
             "find reads other columns, or in another precision, than the claim",
         ),
         None => Err(stage.failure("its record", "None", lost)),

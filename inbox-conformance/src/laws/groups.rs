@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use inbox_core::{Delivery, MessageId};
 
 use crate::Fixture;
-use crate::consumer::{Consumer, Job, Path, Shown};
+use crate::consumer::{Consumer, Job, Path, Shown, found};
 use crate::stage::{Rival, Stage, Verdict, id_of};
 
 const CONFUSED: &str = "two keys that differ are one to the store, so the second message is lost: a key without the group, \
@@ -128,8 +128,8 @@ async fn distinct_groups<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>, p
         let record = group.find(id).await?;
         stage.ensure(
             record.as_ref().is_some_and(|record| record.key == group.key(id)),
-            format!("the record of {:?}", group.key(id)),
-            format!("{record:?}"),
+            format!("the record of {}", group.key(id)),
+            found(record.as_ref()),
             "a group that is not read as it was written",
         )?;
     }

@@ -9,8 +9,9 @@ use crate::stage::{Rival, Stage, Verdict, poll_at_most};
 /// More than any store's claim is polled; where a future ends sooner, its last poll was covered.
 const MOST_POLLS: usize = 40;
 
-const SUSPECT: &str = "a claim that outlives its transaction: the message's next delivery is skipped, though its effect \
-                       never happened";
+const SUSPECT: &str = "a claim that outlives its transaction: it was committed all the same, or written beside the \
+                       transaction, or is remembered in memory (a cache, a lock); the message's next delivery is skipped, \
+                       though its effect never happened";
 
 pub(crate) async fn law<F: Fixture>(stage: &Stage<F>) -> Verdict {
     stage.scene("with a consumer");
@@ -38,7 +39,11 @@ async fn ended<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>, path: Path,
     stage.scene(format!("message {id}, claimed by {path} and not committed"));
     for _ in 0..2 {
         let Some(tx) = consumer.begin_with(id, path).await? else {
-            return Err(stage.failure("Claim::New", "Claim::Duplicate", SUSPECT));
+            return Err(stage.failure(
+                "Claim::New, for no transaction that claimed it has committed",
+                "Claim::Duplicate",
+                SUSPECT,
+            ));
         };
         match ending {
             Ending::RolledBack => consumer.rollback(tx).await?,

@@ -3,7 +3,7 @@
 use inbox_core::{Claim, Delivery, MessageId};
 
 use crate::Fixture;
-use crate::consumer::{Consumer, Job, Path, Shown};
+use crate::consumer::{Consumer, Job, Path, Shown, answers};
 use crate::stage::{Stage, TxOf, Verdict};
 
 pub(crate) async fn law<F: Fixture>(stage: &Stage<F>) -> Verdict {
@@ -65,7 +65,7 @@ async fn amid_others<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>) -> Ve
     stage.ensure(
         claims[0].is_new() && claims[1].is_duplicate() && claims[2].is_new(),
         "New, Duplicate, New",
-        format!("{claims:?}"),
+        answers(&claims),
         "the batch looks at committed records only, or is answered in another order",
     )?;
     consumer.commit(tx).await

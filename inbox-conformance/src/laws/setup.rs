@@ -6,7 +6,7 @@ use inbox_core::{Claim, Delivery, Error, ErrorKind, Key, Result, Transactions, U
 use tokio::sync::Barrier;
 
 use crate::Fixture;
-use crate::consumer::{Consumer, Job, Path, Shown};
+use crate::consumer::{Consumer, Job, Path, Shown, found};
 use crate::failure::in_full;
 use crate::stage::{Rival, Stage, Verdict, group_named};
 
@@ -99,7 +99,12 @@ async fn without<F: Fixture>(stage: &Stage<F>) -> Verdict {
     let key = consumer.key(stage.message());
     stage.step("looked for a record");
     match consumer.store.find(&key).await {
-        Ok(record) => stage.ensure(record.is_none(), "None", format!("{record:?}"), "see the claim")?,
+        Ok(record) => stage.ensure(
+            record.is_none(),
+            "None",
+            found(record.as_ref()),
+            "a record that nobody wrote: a place that is not fresh, or a find that reads another",
+        )?,
         Err(error) => names_setup(stage, &error)?,
     }
     stage.step("checked the store");

@@ -3,7 +3,7 @@
 use inbox_core::{Delivery, Transactions, Upkeep};
 
 use crate::Fixture;
-use crate::consumer::{Consumer, Handled, Job, Path};
+use crate::consumer::{Consumer, Handled, Job, Path, answers, found};
 use crate::stage::{Rival, Stage, Verdict, poll_at_most};
 
 /// More than any store's commit is polled.
@@ -68,7 +68,7 @@ async fn nothing_outside<F: Fixture>(
         Ok(record) => stage.ensure(
             record.is_none(),
             "no record yet",
-            format!("{record:?}"),
+            found(record.as_ref()),
             "the claim is written beside the caller's transaction, or commits by itself: if the effect then fails, the \
              message is lost",
         )?,
@@ -117,7 +117,7 @@ async fn rolled_back<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>, path:
         stage.ensure(
             record.is_none(),
             "no record",
-            format!("{record:?}"),
+            found(record.as_ref()),
             "the record is not written in the caller's transaction",
         )?;
     }
@@ -137,8 +137,8 @@ async fn batch<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>) -> Verdict 
         stage.ensure(
             claims.iter().all(inbox_core::Claim::is_new),
             "three times Claim::New",
-            format!("{claims:?}"),
-            "claims that survived the rollback of their transaction",
+            answers(&claims),
+            "claims that survived the rollback of their transaction, in a store that remembers outside of it",
         )?;
         for id in &ids {
             consumer.write_effect(&mut tx, &format!("of {id}")).await?;
@@ -158,7 +158,7 @@ async fn batch<F: Fixture>(stage: &Stage<F>, consumer: &Consumer<F>) -> Verdict 
             stage.ensure(
                 record.is_some() == commit,
                 if commit { "a record of each" } else { "no record of any" },
-                format!("{record:?} for message {id}"),
+                format!("{} for message {id}", found(record.as_ref())),
                 suspect,
             )?;
         }
