@@ -32,10 +32,10 @@ fn kind_of_code(code: &str) -> ErrorKind {
         "42501" | "28000" | "28P01" => ErrorKind::Denied,
         // read_only_sql_transaction: this is a standby, as after a failover, until the pool connects elsewhere;
         // idle_in_transaction_session_timeout, transaction_timeout and idle_session_timeout, which end the session;
-        // too_many_connections; admin_shutdown, crash_shutdown, cannot_connect_now.
-        "25006" | "25P03" | "25P04" | "57P05" | "53300" | "57P01" | "57P02" | "57P03" => ErrorKind::Unavailable,
-        // The class of connection exceptions.
-        _ if code.starts_with("08") => ErrorKind::Unavailable,
+        // admin_shutdown, crash_shutdown, cannot_connect_now.
+        "25006" | "25P03" | "25P04" | "57P05" | "57P01" | "57P02" | "57P03" => ErrorKind::Unavailable,
+        // The classes of connection exceptions and of insufficient resources: disk, memory, connections.
+        _ if code.starts_with("08") || code.starts_with("53") => ErrorKind::Unavailable,
         _ => ErrorKind::Store,
     }
 }
@@ -65,7 +65,7 @@ pub(crate) fn of_statement(error: sqlx::Error, table: &Table) -> Error {
     };
     let message = match (kind, code.as_deref(), constraint) {
         (ErrorKind::Schema, Some("42P01" | "3F000"), _) => format!(
-            "the inbox's table {table} does not exist: {error}; call `setup`, or have the statements of `setup_sql` run"
+            "the inbox's table {table} does not exist: {error}; call `setup`, whose error has the SQL where the role may not"
         ),
         (ErrorKind::Schema, _, Some(constraint)) => format!(
             "the table {table} has a constraint {constraint} that this message's record violates: {error}; the message \
@@ -94,6 +94,10 @@ pub(crate) fn of_statement(error: sqlx::Error, table: &Table) -> Error {
         (ErrorKind::Conflict, _, _) => {
             format!("PostgreSQL ended the transaction in favour of another: {error}; roll back and run it again")
         }
+        (ErrorKind::Unavailable, Some(code), _) if code.starts_with("53") => format!(
+            "the server has run out of a resource, such as disk, memory or connections: {error}; free some, and run the \
+             transaction again"
+        ),
         (ErrorKind::Unavailable, _, _) => format!("the database is out of reach: {error}; run the transaction again"),
         _ => format!("the database refused: {error}"),
     };

@@ -36,7 +36,9 @@
 //!
 //! One row a message and group in `inbox_events(event_id uuid, processed_at timestamptz, consumer_group text, fingerprint
 //! uuid)`, with the key `(event_id, consumer_group)`, and an index for purging. A table that nats-outbox made is used as
-//! it stands, beside that program. [`PostgresInbox::setup_sql`] prints the SQL.
+//! it stands, beside that program. Dead letters stand beside it, in `inbox_events_dead_letters`.
+//! [`PostgresInbox::setup_sql`] prints the SQL. An inbox of an earlier version has no dead letters until `setup` is run
+//! again, by a role that may create tables; claims go on without.
 //!
 //! # At every isolation level
 //!

@@ -17,26 +17,55 @@ use sqlx::postgres::types::Oid;
 use sqlx::postgres::{PgArgumentBuffer, PgRow, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Encode, PgConnection, Postgres, Row, Type};
 
-/// The version of the table that this crate makes.
-pub(crate) const VERSION: u32 = 1;
+/// The version of the tables that this crate makes.
+pub(crate) const VERSION: u32 = 2;
+
+/// The version from which on claims can be made. Later ones add dead letters.
+pub(crate) const CLAIMS_SINCE: u32 = 1;
 
 /// The comment on a table of ours, before its version.
 const COMMENT: &str = "inbox-pattern schema ";
 
-/// What brings a table of version 0 (none) to 1, and so on.
-const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
-    // The time stands before the group: 16 bytes, 8 bytes, and then what has a length of its own pads least.
-    // "C": groups are compared byte for byte, whatever the database's collation.
-    "CREATE TABLE {table} (\n    \
+/// A step from one version to the next, which concerns one table.
+enum Migration {
+    Records(&'static [&'static str]),
+    Letters(&'static [&'static str]),
+}
+
+/// What brings tables of version 0 (none) to 1, and so on.
+const MIGRATIONS: [Migration; VERSION as usize] = [
+    Migration::Records(&[
+        // The time stands before the group: 16 bytes, 8 bytes, and then what has a length of its own pads least.
+        // "C": groups are compared byte for byte, whatever the database's collation.
+        "CREATE TABLE {table} (\n    \
          event_id uuid NOT NULL,\n    \
          processed_at timestamptz NOT NULL DEFAULT clock_timestamp(),\n    \
          consumer_group text COLLATE \"C\" NOT NULL,\n    \
          fingerprint uuid,\n    \
          PRIMARY KEY (event_id, consumer_group)\n)",
-    // For the purge: a group's records in the order of age. By the minute, because a B-tree keeps equal entries as one
-    // with a list of rows, of some 6 bytes each; by the exact time, each would take 30 and more.
-    "CREATE INDEX ON {table} (consumer_group, date_trunc('minute', processed_at AT TIME ZONE 'UTC'))",
-]];
+        // For the purge: a group's records in the order of age. By the minute, because a B-tree keeps equal entries as one
+        // with a list of rows, of some 6 bytes each; by the exact time, each would take 30 and more.
+        "CREATE INDEX ON {table} (consumer_group, date_trunc('minute', processed_at AT TIME ZONE 'UTC'))",
+    ]),
+    Migration::Letters(&[
+        // Headers are text and not JSON to the server: its types refuse some of what brokers let through.
+        "CREATE TABLE {table} (\n    \
+         event_id uuid NOT NULL,\n    \
+         died_at timestamptz NOT NULL,\n    \
+         published_at timestamptz,\n    \
+         attempts bigint NOT NULL,\n    \
+         consumer_group text COLLATE \"C\" NOT NULL,\n    \
+         state text NOT NULL,\n    \
+         subject text NOT NULL,\n    \
+         origin text NOT NULL,\n    \
+         error text NOT NULL,\n    \
+         headers text NOT NULL,\n    \
+         payload bytea NOT NULL,\n    \
+         PRIMARY KEY (event_id, consumer_group)\n)",
+        // For a page of a group's list.
+        "CREATE INDEX ON {table} (consumer_group, died_at, event_id)",
+    ]),
+];
 
 /// The key of the lock under which tables are made: "inbox" and a version, in ASCII. Held by one transaction, so that
 /// it ends with it, through a pooler too.
@@ -248,13 +277,58 @@ date_trunc('minute', processed_at AT TIME ZONE 'UTC')
         <= date_trunc('minute', (statement_timestamp() - $2::bigint * interval '1 microsecond') AT TIME ZONE 'UTC')
       AND processed_at < statement_timestamp() - $2::bigint * interval '1 microsecond'";
 
+/// Keeps a dead letter, in the place of an earlier one of the message.
+const ADD_LETTER: &str = "\
+INSERT INTO {table} (event_id, consumer_group, state, attempts, published_at, subject, origin, error, headers, payload,
+                     died_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, clock_timestamp())
+ON CONFLICT (event_id, consumer_group) DO UPDATE SET
+    state = excluded.state, attempts = excluded.attempts, published_at = excluded.published_at,
+    subject = excluded.subject, origin = excluded.origin, error = excluded.error, headers = excluded.headers,
+    payload = excluded.payload, died_at = excluded.died_at";
+
+/// A whole letter.
+const FIND_LETTER: &str =
+    "SELECT {letter}, t.headers, t.payload FROM {table} t WHERE t.event_id = $1 AND t.consumer_group = $2";
+
+/// A page of a group's letters behind the time `$2` and the id `$3`.
+const LIST_LETTERS: &str = "\
+SELECT {letter} FROM {table} t WHERE t.consumer_group = $1 AND (t.died_at, t.event_id) > ($2, $3)
+ORDER BY t.died_at, t.event_id LIMIT $4::bigint";
+
+/// Turns a letter's state, and answers it whole, after whether that had another state before.
+///
+/// The lock is taken first, so that of two at once the second sees what the first did. The record is forgotten by a
+/// statement of its own behind this one: the snapshot of this one may be older than the record, where it waited for the
+/// transaction that gave the message up.
+const START_PUT_BACK: &str = "\
+WITH was AS MATERIALIZED (
+    SELECT event_id, consumer_group, state FROM {table} WHERE event_id = $1 AND consumer_group = $2 FOR UPDATE
+)
+UPDATE {table} t SET state = 'putting back' FROM was
+WHERE t.event_id = was.event_id AND t.consumer_group = was.consumer_group
+RETURNING {letter}, t.headers, t.payload, was.state <> 'putting back'";
+
+/// Removes a letter that was put back, if it is still the one of the time `$3`.
+const FINISH_PUT_BACK: &str = "\
+DELETE FROM {table} WHERE event_id = $1 AND consumer_group = $2 AND state = 'putting back' AND died_at = $3
+RETURNING true";
+
+/// What a list shows of a letter. Times in microseconds since 1970.
+const LETTER: &str = "\
+t.event_id::text, t.state, t.attempts,
+CASE WHEN isfinite(t.published_at) THEN (extract(epoch FROM t.published_at) * 1000000)::bigint END,
+CASE WHEN isfinite(t.died_at) THEN (extract(epoch FROM t.died_at) * 1000000)::bigint END,
+t.subject, t.origin, t.error";
+
 /// How a purge's transaction begins: with its plan settled. Without statistics, as after a load, the planner may
 /// else take the whole table for the quicker way.
 pub(crate) const BEGIN_PURGE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; \
      SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
-/// How other transactions of upkeep begin.
-pub(crate) const BEGIN_UPKEEP: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '60s'";
+/// How other transactions of upkeep begin. (Bytes come as text where statements are not prepared, and in one form of two.)
+pub(crate) const BEGIN_UPKEEP: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '60s'; SET LOCAL bytea_output = 'hex'";
 
 /// What the catalogue says of the table `$1`. One row, whether there is one or not.
 const INSPECT: &str = "\
@@ -277,7 +351,8 @@ SELECT c.oid IS NOT NULL, c.relkind::text, c.relpersistence::text, c.relrowsecur
             SELECT FROM columns a WHERE a.attnum = k.first AND (a.atthasdef OR a.attidentity <> '')))),
     (SELECT string_agg(quote_ident(tgname), ', ') FROM pg_trigger
      WHERE tgrelid = c.oid AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 7 = 7),
-    (SELECT string_agg(quote_ident(rulename), ', ') FROM pg_rewrite WHERE ev_class = c.oid AND ev_type = '3')
+    (SELECT string_agg(quote_ident(rulename), ', ') FROM pg_rewrite WHERE ev_class = c.oid AND ev_type = '3'),
+    (SELECT quote_ident(nspname) FROM pg_namespace n WHERE n.oid = c.relnamespace)
 FROM (SELECT to_regclass($1) AS oid) named LEFT JOIN pg_class c ON c.oid = named.oid";
 
 /// Before `INSPECT`: what it looks things up in.
@@ -295,6 +370,28 @@ WITH columns AS (
     WHERE i.indrelid = to_regclass($1) AND i.indisunique
 )
 ";
+
+/// What the catalogue says of the table of dead letters `$1`. One row, whether there is one or not.
+const INSPECT_LETTERS: &str = "\
+SELECT c.oid IS NOT NULL, c.relpersistence::text, obj_description(c.oid, 'pg_class'),
+    (SELECT string_agg(w.name || ' ' || w.type, ', ' ORDER BY w.ord)
+     FROM unnest(ARRAY['event_id', 'died_at', 'published_at', 'attempts', 'consumer_group', 'state', 'subject', 'origin',
+                       'error', 'headers', 'payload'],
+                 ARRAY['uuid', 'timestamp with time zone', 'timestamp with time zone', 'bigint', 'text', 'text', 'text',
+                       'text', 'text', 'text', 'bytea']) WITH ORDINALITY w (name, type, ord)
+     WHERE NOT EXISTS (SELECT FROM columns a WHERE a.attname = w.name AND format_type(a.atttypid, a.atttypmod) = w.type)),
+    (SELECT string_agg(quote_ident(attname), ', ') FROM columns WHERE attnotnull
+        AND NOT atthasdef AND attidentity = '' AND attgenerated = ''
+        AND attname NOT IN ('event_id', 'died_at', 'published_at', 'attempts', 'consumer_group', 'state', 'subject',
+                            'origin', 'error', 'headers', 'payload')),
+    EXISTS (SELECT FROM keys WHERE is_the_key),
+    EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts >= 2
+            AND (SELECT a.attname FROM columns a WHERE a.attnum = i.indkey[0]) = 'consumer_group'
+            AND (SELECT a.attname FROM columns a WHERE a.attnum = i.indkey[1]) = 'died_at'),
+    has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
+        AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'),
+    current_user::text, c.relkind::text
+FROM (SELECT to_regclass($1) AS oid) named LEFT JOIN pg_class c ON c.oid = named.oid";
 
 /// What of the server's settings and the role's rights concerns the guarantee.
 const INSPECT_SERVER: &str = "\
@@ -321,6 +418,31 @@ impl Table {
                 .map_or_else(|| table.clone(), |schema| format!("{schema}.{table}")),
             schema,
         })
+    }
+
+    /// The table of the dead letters of an inbox's table, beside that.
+    pub(crate) fn of_letters(schema: Option<&str>, inbox: &str) -> Result<Self> {
+        let name = format!("{inbox}_dead_letters");
+        if name.len() > 63 {
+            return Err(Error::invalid(
+                "table name",
+                inbox,
+                format_args!(
+                    "the table of its dead letters has \"_dead_letters\" behind it, {} bytes, and PostgreSQL keeps 63 of a \
+                     name; take one of at most 50 bytes",
+                    name.len()
+                ),
+            ));
+        }
+        Self::new(schema, &name)
+    }
+
+    /// The same table in a schema (quoted) where another table was found, unless a schema was named.
+    fn beside(&self, schema: Option<&str>) -> String {
+        match schema.filter(|_| self.schema.is_none()) {
+            Some(schema) => format!("{schema}.{}", self.quoted),
+            None => self.quoted.clone(),
+        }
     }
 
     /// The schema, quoted, if one was named.
@@ -383,6 +505,7 @@ impl Statement {
                 "CASE WHEN isfinite(t.processed_at) THEN (extract(epoch FROM t.processed_at) * 1000000)::bigint END",
             )
             .replace("{bound}", bound)
+            .replace("{letter}", LETTER)
             .replace("{old}", OLD);
         Self {
             prepared: template.replace("{table}", &table.quoted).into(),
@@ -412,6 +535,8 @@ impl Statement {
                 Value::Text(text) => query.bind(text),
                 Value::Texts(texts) => query.bind(texts),
                 Value::Number(number) => query.bind(number),
+                Value::Time(micros) => query.bind(Timestamp(micros)),
+                Value::Bytes(bytes) => query.bind(bytes),
             };
         }
         query.fetch_all(conn).await
@@ -505,6 +630,31 @@ impl Statements {
     }
 }
 
+/// All statements on the table of dead letters.
+#[derive(Debug, Clone)]
+pub(crate) struct LetterStatements {
+    pub(crate) add: Statement,
+    pub(crate) find: Statement,
+    pub(crate) list: Statement,
+    pub(crate) start_put_back: Statement,
+    pub(crate) finish_put_back: Statement,
+    pub(crate) delete: Statement,
+}
+
+impl LetterStatements {
+    pub(crate) fn new(letters: &Table) -> Self {
+        let new = |template| Statement::new(template, letters, Shape::default(), "");
+        Self {
+            add: new(ADD_LETTER),
+            find: new(FIND_LETTER),
+            list: new(LIST_LETTERS),
+            start_put_back: new(START_PUT_BACK),
+            finish_put_back: new(FINISH_PUT_BACK),
+            delete: new(FORGET),
+        }
+    }
+}
+
 /// A value of a statement. Prints as SQL of nothing but digits, letters, and the commas, quotes and brackets around
 /// them.
 #[derive(Debug, Clone, Copy)]
@@ -516,6 +666,9 @@ pub(crate) enum Value<'a> {
     Text(Option<&'a str>),
     Texts(&'a [&'a str]),
     Number(i64),
+    /// Microseconds since 1970.
+    Time(Option<i64>),
+    Bytes(&'a [u8]),
 }
 
 impl fmt::Display for Value<'_> {
@@ -551,6 +704,15 @@ impl fmt::Display for Value<'_> {
                 f.write_str("]::text[]")
             }
             Self::Number(number) => write!(f, "{number}"),
+            // Exact, as intervals are multiplied in floating point, where whole seconds keep their digits.
+            Self::Time(Some(micros)) => write!(
+                f,
+                "(timestamptz '1970-01-01 00:00:00+00' + interval '1 second' * ({}) + interval '1 microsecond' * {})",
+                micros.div_euclid(1_000_000),
+                micros.rem_euclid(1_000_000)
+            ),
+            Self::Time(None) => f.write_str("NULL::timestamptz"),
+            Self::Bytes(bytes) => write!(f, "decode('{}', 'hex')", Hex(bytes)),
         }
     }
 }
@@ -568,6 +730,30 @@ impl fmt::Display for Hex<'_> {
 struct Uuid(Option<[u8; 16]>);
 struct Uuids<'a>(&'a [[u8; 16]]);
 struct MaybeUuids<'a>(&'a [Option<[u8; 16]>]);
+
+/// `timestamptz` in PostgreSQL's binary format, from microseconds since 1970; it counts from 2000.
+struct Timestamp(Option<i64>);
+
+const TIMESTAMPTZ: Oid = Oid(1184);
+const FROM_1970_TO_2000: i64 = 946_684_800_000_000;
+
+impl Type<Postgres> for Timestamp {
+    fn type_info() -> PgTypeInfo {
+        PgTypeInfo::with_oid(TIMESTAMPTZ)
+    }
+}
+
+impl Encode<'_, Postgres> for Timestamp {
+    fn encode_by_ref(&self, buf: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Ok(match self.0 {
+            Some(micros) => {
+                buf.extend_from_slice(&micros.saturating_sub(FROM_1970_TO_2000).to_be_bytes());
+                IsNull::No
+            }
+            None => IsNull::Yes,
+        })
+    }
+}
 
 const UUID: Oid = Oid(2950);
 const UUID_ARRAY: Oid = Oid(2951);
@@ -651,6 +837,8 @@ pub(crate) struct Inspection {
     pub(crate) triggers: Option<String>,
     /// Why claims cannot be made in it, each with a remedy.
     pub(crate) faults: Vec<(String, String)>,
+    /// Where it was found, quoted.
+    schema: Option<String>,
 }
 
 impl Inspection {
@@ -675,6 +863,7 @@ impl Inspection {
             fingerprint: text(8)?.as_deref() == Some("uuid"),
             purge_index: flag(12)?,
         };
+        found.schema = text(16)?;
         found.other_keys = text(13)?;
         found.triggers = text(14)?;
         let mut fault = |what: String, remedy: &str| found.faults.push((what, remedy.to_owned()));
@@ -749,6 +938,63 @@ impl Inspection {
     }
 }
 
+/// What the table of dead letters was found to be.
+#[derive(Debug, Default)]
+pub(crate) struct Letters {
+    pub(crate) exists: bool,
+    pub(crate) version: Option<u32>,
+    pub(crate) unlogged: bool,
+    pub(crate) indexed: bool,
+    /// The role that is connected, if it may not do all that there is to do.
+    pub(crate) refused: Option<String>,
+    /// Why no letter can be kept in it.
+    pub(crate) fault: Option<String>,
+}
+
+impl Letters {
+    /// Looks at the table. One round trip, by reading the catalogue only.
+    pub(crate) async fn of(table: &Table, conn: &mut PgConnection) -> sqlx::Result<Self> {
+        let name = Value::Text(Some(&table.quoted)).to_string();
+        let inspect = format!("{INSPECT_WITH}{INSPECT_LETTERS}").replace("$1", &name);
+        let row = sqlx::raw_sql(AssertSqlSafe(inspect)).fetch_one(conn).await?;
+        let text = |index: usize| row.try_get::<Option<String>, _>(index);
+        let flag = |index: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<bool>, _>(index)?.unwrap_or(false));
+        let may_use: Option<bool> = row.try_get(7)?;
+        let mut found = Self {
+            exists: flag(0)?,
+            unlogged: text(1)?.as_deref() == Some("u"),
+            version: text(2)?.and_then(|comment| comment.strip_prefix(COMMENT)?.trim().parse().ok()),
+            indexed: flag(6)?,
+            refused: text(8)?.filter(|_| may_use == Some(false)),
+            fault: None,
+        };
+        if found.exists {
+            let lacks = |what: &str, columns: Option<String>| columns.map(|columns| format!("{what}: {columns}"));
+            found.fault = if matches!(text(9)?.as_deref(), Some("r" | "p")) {
+                lacks("it lacks columns, or has them of another type", text(3)?)
+                    .or(lacks("it has further columns that must have a value", text(4)?))
+                    .or((!flag(5)?).then(|| "it has no unique key (event_id, consumer_group)".into()))
+            } else {
+                Some("it is no table".into())
+            };
+        }
+        Ok(found)
+    }
+
+    /// Fails if something else stands in the place.
+    pub(crate) fn ensure_ours(&self, table: &Table) -> Result<()> {
+        self.fault.as_ref().map_or(Ok(()), |fault| {
+            Err(Error::new(
+                ErrorKind::Schema,
+                format!("{table} is not the table of the inbox's dead letters: {fault}; {LETTERS_REMEDY}"),
+            ))
+        })
+    }
+}
+
+/// What to do about a table that is not that of dead letters.
+pub(crate) const LETTERS_REMEDY: &str = "mend it, or rename it and call `setup`";
+
 /// What [`INSPECT_SERVER`] answers.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -779,23 +1025,45 @@ impl Server {
     }
 }
 
-/// The statements that bring a table from `version` to this one, the version's comment included.
-pub(crate) fn upgrade_sql(table: &Table, version: u32) -> String {
+/// The statements that bring the tables from what was found to this version, their comments included. A table of records
+/// that is somebody else's is left alone.
+pub(crate) fn upgrade_sql(table: &Table, letters: &Table, records: &Inspection, found: &Letters) -> String {
+    let records_from = if records.exists { records.version } else { Some(0) };
+    let letters_from = if found.exists {
+        found.version.unwrap_or(VERSION)
+    } else {
+        0
+    };
+    let letters = letters.beside(records.schema.as_deref());
     let mut sql = String::new();
-    for statement in MIGRATIONS.iter().skip(version as usize).copied().flatten() {
-        sql.push_str(&statement.replace("{table}", &table.quoted));
-        sql.push_str(";\n");
+    for (version, migration) in (0..).zip(&MIGRATIONS) {
+        let (statements, name) = match migration {
+            Migration::Records(statements) if records_from.is_some_and(|from| version >= from) => {
+                (statements, &table.quoted)
+            }
+            Migration::Letters(statements) if version >= letters_from => (statements, &letters),
+            _ => continue,
+        };
+        for statement in *statements {
+            sql.push_str(&statement.replace("{table}", name));
+            sql.push_str(";\n");
+        }
     }
-    let _ = writeln!(sql, "COMMENT ON TABLE {table} IS '{COMMENT}{VERSION}';");
+    if records_from.is_some_and(|from| from < VERSION) {
+        let _ = writeln!(sql, "COMMENT ON TABLE {table} IS '{COMMENT}{VERSION}';");
+    }
+    if letters_from < VERSION {
+        let _ = writeln!(sql, "COMMENT ON TABLE {letters} IS '{COMMENT}{VERSION}';");
+    }
     sql
 }
 
 /// What makes everything from nothing.
-pub(crate) fn setup_sql(table: &Table) -> String {
+pub(crate) fn setup_sql(table: &Table, letters: &Table) -> String {
     let schema = table
         .schema()
         .map(|schema| format!("CREATE SCHEMA IF NOT EXISTS {schema};\n"));
-    schema.unwrap_or_default() + &upgrade_sql(table, 0)
+    schema.unwrap_or_default() + &upgrade_sql(table, letters, &Inspection::default(), &Letters::default())
 }
 
 /// Makes the schema if it is missing. `IF NOT EXISTS` alone would ask for the right to make one even where it is there.

@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,15 +11,18 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use inbox_core::{
-    Claim, ClaimIn, ConsumerGroup, Delivery, Error, ErrorKind, Fingerprint, Health, InFlight, InboxStore, Key,
-    MessageId, Processed, Purge, Purged, Record, Result, Transactions, Upkeep, WaitPolicy, async_trait, uuid,
+    Claim, ClaimIn, ConsumerGroup, DeadLetter, DeadLetterInfo, DeadLetterPlace, DeadLetterState, DeadLetters, Delivery,
+    Error, ErrorKind, Fingerprint, Headers, Health, InFlight, InboxStore, Key, MessageId, Processed, Purge, Purged,
+    Record, Result, Transactions, Upkeep, WaitPolicy, async_trait, uuid,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row, Transaction};
 use tokio::sync::OnceCell;
 
 use crate::error;
-use crate::schema::{self, Inspection, Server, Statement, Statements, Table, VERSION, Value};
+use crate::schema::{
+    self, CLAIMS_SINCE, Inspection, LetterStatements, Letters, Server, Statement, Statements, Table, VERSION, Value,
+};
 use crate::tx::PostgresTx;
 
 /// How often a claim is tried that neither went in nor found the record in its way, before the table is to blame.
@@ -66,6 +71,8 @@ const ROUNDS: usize = 3;
 pub struct PostgresInbox {
     pool: PgPool,
     table: Arc<Table>,
+    letters: Arc<Table>,
+    letter_statements: Arc<LetterStatements>,
     wait: WaitPolicy,
     longest_wait: Duration,
     prepared: bool,
@@ -101,9 +108,10 @@ impl PostgresInbox {
 
     /// The SQL that [`Upkeep::setup`] runs where there is nothing yet, to be run by a role that may, should the
     /// application's role not be allowed to. It grants nothing: the application needs SELECT, INSERT, UPDATE and DELETE
-    /// on the table, and USAGE on its schema.
+    /// on both tables, and USAGE on their schema. For tables of an earlier version, the error of [`Upkeep::setup`] has the
+    /// SQL that is missing.
     pub fn setup_sql(&self) -> String {
-        schema::setup_sql(&self.table)
+        schema::setup_sql(&self.table, &self.letters)
     }
 
     /// The statements, made for what the table is, which the first use looks up: one round trip, once a store.
@@ -124,6 +132,10 @@ impl PostgresInbox {
 
     fn error(&self, error: sqlx::Error) -> Error {
         error::of_statement(error, &self.table)
+    }
+
+    fn letter_error(&self, error: sqlx::Error) -> Error {
+        error::of_statement(error, &self.letters)
     }
 
     fn require_fingerprints(&self, statements: &Statements, deliveries: &[Delivery]) -> Result<()> {
@@ -427,38 +439,40 @@ impl PostgresInbox {
         tx.commit().await.map_err(|error| error::of_commit(error, &self.table))
     }
 
+    async fn inspect(&self, conn: &mut PgConnection) -> Result<(Inspection, Letters)> {
+        let looked = async {
+            let records = Inspection::of(&self.table, conn).await?;
+            Ok((records, Letters::of(&self.letters, conn).await?))
+        };
+        looked.await.map_err(|error| self.error(error))
+    }
+
     async fn set_up(&self, conn: &mut PgConnection) -> Result<()> {
-        let found = Inspection::of(&self.table, conn)
-            .await
-            .map_err(|error| self.error(error))?;
-        if self.is_set_up(&found)? {
+        let (records, letters) = self.inspect(conn).await?;
+        if self.is_set_up(&records, &letters)? {
             return Ok(());
         }
         // Whoever comes second finds it done.
         schema::lock_setup(conn).await.map_err(|error| self.error(error))?;
-        let found = Inspection::of(&self.table, conn)
-            .await
-            .map_err(|error| self.error(error))?;
-        if self.is_set_up(&found)? {
+        let (records, letters) = self.inspect(conn).await?;
+        if self.is_set_up(&records, &letters)? {
             return Ok(());
         }
+        let sql = schema::upgrade_sql(&self.table, &self.letters, &records, &letters);
         let made = async {
             schema::ensure_schema(&self.table, conn).await?;
-            let sql = schema::upgrade_sql(&self.table, found.version.unwrap_or(0));
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await
+            sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(&mut *conn).await
         };
         match made.await {
             Ok(_) => Ok(()),
             Err(error) if error::kind_of(&error) == ErrorKind::Denied => Err(Error::new(
                 ErrorKind::Denied,
                 format!(
-                    "the role that is connected may not set up the inbox's table: {error}; have this run by a role that \
-                     may, and SELECT, INSERT, UPDATE and DELETE on the table granted to the application's:\n{}",
-                    if found.exists {
-                        schema::upgrade_sql(&self.table, found.version.unwrap_or(0))
-                    } else {
-                        self.setup_sql()
-                    }
+                    "the role that is connected may not set up the inbox's tables: {error}; have this run by a role that \
+                     may, and SELECT, INSERT, UPDATE and DELETE on {} and {} granted to the application's:\n{}",
+                    self.table,
+                    self.letters,
+                    if records.exists || letters.exists { sql } else { self.setup_sql() }
                 ),
             )
             .with_source(error)),
@@ -466,16 +480,22 @@ impl PostgresInbox {
         }
     }
 
-    /// Whether there is nothing to do: ours and of this version, or somebody else's that serves as it stands.
-    fn is_set_up(&self, found: &Inspection) -> Result<bool> {
-        if !found.exists {
-            return Ok(false);
-        }
-        match found.version {
-            Some(version) if version > VERSION => Err(self.newer(version)),
-            Some(version) if version < VERSION => Ok(false),
-            _ => found.shape(&self.table).map(|_| true),
-        }
+    /// Whether there is nothing to do: ours and of this version, or somebody else's that serves as it stands, and the table
+    /// of dead letters beside it.
+    fn is_set_up(&self, records: &Inspection, letters: &Letters) -> Result<bool> {
+        let records_are = match records.version {
+            _ if !records.exists => false,
+            Some(version) if version > VERSION => return Err(self.newer(version)),
+            Some(version) if version < VERSION => false,
+            _ => records.shape(&self.table).map(|_| true)?,
+        };
+        let letters_are = match letters.version {
+            _ if !letters.exists => false,
+            Some(version) if version > VERSION => return Err(self.newer(version)),
+            Some(version) if version < VERSION => false,
+            _ => letters.ensure_ours(&self.letters).map(|()| true)?,
+        };
+        Ok(records_are && letters_are)
     }
 
     fn newer(&self, version: u32) -> Error {
@@ -488,7 +508,7 @@ impl PostgresInbox {
         )
     }
 
-    fn judge(&self, found: &Inspection, server: &Server) -> Health {
+    fn judge(&self, found: &Inspection, letters: &Letters, server: &Server) -> Health {
         let mut health = Health::new();
         let table = &self.table;
         if found.exists {
@@ -517,6 +537,7 @@ impl PostgresInbox {
                 format!("GRANT UPDATE, DELETE ON {table} TO it"),
             );
         }
+        self.judge_letters(letters, &mut health);
         if server.standby || server.read_only == "on" {
             health.fault(
                 "the server is a standby, or the session is read-only: nothing can be claimed",
@@ -551,14 +572,60 @@ impl PostgresInbox {
         health
     }
 
+    /// Claims do without, so a table that is not there yet is no fault.
+    fn judge_letters(&self, found: &Letters, health: &mut Health) {
+        let letters = &self.letters;
+        if !found.exists {
+            health.warning(
+                format!("the table {letters} does not exist, so messages cannot be given up, though claims work"),
+                "call `setup`, whose error has the SQL where the role may not",
+            );
+            return;
+        }
+        if let Some(fault) = &found.fault {
+            health.fault(
+                format!("{letters} is not the table of the inbox's dead letters: {fault}"),
+                schema::LETTERS_REMEDY,
+            );
+            return;
+        }
+        if found.unlogged {
+            health.fault(
+                format!("{letters} is unlogged: a crash of the server empties it, and what was given up is lost"),
+                format!("ALTER TABLE {letters} SET LOGGED"),
+            );
+        }
+        if !found.indexed {
+            health.warning(
+                format!("{letters} has no index for its list, which so reads the whole table"),
+                format!("CREATE INDEX ON {letters} (consumer_group, died_at, event_id)"),
+            );
+        }
+        if let Some(role) = &found.refused {
+            health.warning(
+                format!(
+                    "the role {role} may not read, insert, update and delete in {letters}, so messages cannot be given up, \
+                     though claims work"
+                ),
+                format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {letters} TO it"),
+            );
+        }
+    }
+
     fn judge_table(&self, found: &Inspection, health: &mut Health) {
         let table = &self.table;
         for (what, remedy) in &found.faults {
             health.fault(what, remedy);
         }
         match found.version {
-            Some(version) if version < VERSION => health.fault(
+            Some(version) if version < CLAIMS_SINCE => health.fault(
                 format!("the table {table} is of version {version}, and this program's is {VERSION}"),
+                "call `setup`",
+            ),
+            Some(version) if version < VERSION => health.warning(
+                format!(
+                    "the table {table} is of version {version}, in which claims work, and this program's is {VERSION}"
+                ),
                 "call `setup`",
             ),
             Some(version) if version > VERSION => health.fault(
@@ -645,7 +712,8 @@ impl Builder {
         self
     }
 
-    /// The table, `inbox_events` unless set. A name as in [`schema`](Self::schema).
+    /// The table, `inbox_events` unless set. A name as in [`schema`](Self::schema), but of at most 50 bytes: dead letters are
+    /// kept in a table of this name with `_dead_letters` behind.
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.table = table.into();
         self
@@ -694,10 +762,15 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidInput`] if a name is empty, longer than 63 bytes, or has a NUL character in it.
+    /// [`ErrorKind::InvalidInput`] if a name is empty, has a NUL character in it, or is too long: 63 bytes for a schema, 50
+    /// for a table, whose dead letters stand in one with 13 bytes more.
     pub fn build(self) -> Result<PostgresInbox> {
+        let table = Table::new(self.schema.as_deref(), &self.table)?;
+        let letters = Table::of_letters(self.schema.as_deref(), &self.table)?;
         Ok(PostgresInbox {
-            table: Arc::new(Table::new(self.schema.as_deref(), &self.table)?),
+            table: Arc::new(table),
+            letter_statements: Arc::new(LetterStatements::new(&letters)),
+            letters: Arc::new(letters),
             pool: self.pool,
             wait: self.wait,
             longest_wait: self.longest_wait,
@@ -751,14 +824,7 @@ impl Found {
         let microseconds: Option<i64> = row.try_get(first + 1)?;
         let fingerprint: Option<String> = row.try_get(first + 2)?;
         let mut processed = Processed::default();
-        processed.at = microseconds.and_then(|micros| {
-            let distance = Duration::from_micros(micros.unsigned_abs());
-            if micros < 0 {
-                SystemTime::UNIX_EPOCH.checked_sub(distance)
-            } else {
-                SystemTime::UNIX_EPOCH.checked_add(distance)
-            }
-        });
+        processed.at = microseconds.and_then(time);
         processed.fingerprint = fingerprint
             .and_then(|text| uuid::Uuid::try_parse(&text).ok())
             .map(|bytes| Fingerprint::from_bytes(bytes.into_bytes()));
@@ -896,12 +962,203 @@ impl Transactions for PostgresInbox {
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
         error.downcast_ref::<sqlx::Error>().map(error::kind_of)
     }
+
+    /// As many as the pool may have connections.
+    fn max_transactions(&self) -> Option<NonZeroUsize> {
+        usize::try_from(self.pool.options().get_max_connections())
+            .ok()
+            .and_then(NonZeroUsize::new)
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetters<Tx = PostgresTx>> {
+        Some(self)
+    }
+}
+
+/// In a table beside the inbox's, named as it is with `_dead_letters` behind. Times are microseconds. PostgreSQL has no NUL
+/// in a text: in subject, origin and error it becomes U+FFFD, so that the letter is kept; headers and payload stay as they
+/// are.
+///
+/// In the caller's transaction an operation is one statement; the others are a transaction of their own, of one statement
+/// and, for [`start_put_back`](DeadLetters::start_put_back), two.
+#[async_trait]
+impl DeadLetters for PostgresInbox {
+    async fn add_dead_letter(&self, tx: &mut PostgresTx, letter: &DeadLetter) -> Result<()> {
+        let info = &letter.info;
+        let [id, group] = key_values(&info.key);
+        let [subject, origin, error] =
+            [&info.subject, &info.origin, &info.error].map(|text| text.replace('\0', "\u{fffd}"));
+        // JSON has no NUL in it but escaped.
+        let headers = letter.headers.to_json();
+        let values = [
+            id,
+            group,
+            Value::Text(Some(info.state.as_str())),
+            Value::Number(info.attempts.into()),
+            Value::Time(info.published_at.and_then(microseconds)),
+            Value::Text(Some(&subject)),
+            Value::Text(Some(&origin)),
+            Value::Text(Some(&error)),
+            Value::Text(Some(&headers)),
+            Value::Bytes(&letter.payload),
+        ];
+        let added = self.letter_statements.add.run(&mut tx.inner, self.prepared, &values);
+        added.await.map(drop).map_err(|error| self.letter_error(error))
+    }
+
+    async fn remove_dead_letter(&self, tx: &mut PostgresTx, key: &Key) -> Result<()> {
+        let values = key_values(key);
+        let removed = self.letter_statements.delete.run(&mut tx.inner, self.prepared, &values);
+        removed.await.map(drop).map_err(|error| self.letter_error(error))
+    }
+
+    async fn find_dead_letter(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let rows = self.look(&self.letter_statements.find, &key_values(key)).await?;
+        rows.first().map(|row| self.read_letter(row, key)).transpose()
+    }
+
+    async fn list_dead_letters(
+        &self,
+        group: &ConsumerGroup,
+        after: Option<DeadLetterPlace>,
+        limit: NonZeroU32,
+    ) -> Result<Vec<DeadLetterInfo>> {
+        let (time, id) = after.map_or((TIMES.start, [0; 16]), |after| {
+            let (time, id) = after.in_ticks(MICROSECOND);
+            (time.clamp(TIMES.start, TIMES.end), *id.as_bytes())
+        });
+        let values = [
+            Value::Text(Some(group.as_str())),
+            Value::Time(Some(time)),
+            Value::Id(id),
+            Value::Number(limit.get().into()),
+        ];
+        let rows = self.look(&self.letter_statements.list, &values).await?;
+        rows.iter().map(|row| self.read_info(row, group)).collect()
+    }
+
+    async fn start_put_back(&self, key: &Key) -> Result<Option<DeadLetter>> {
+        let mut tx = self.open(schema::BEGIN_UPKEEP.into()).await?;
+        let values = key_values(key);
+        let turned = self
+            .letter_statements
+            .start_put_back
+            .run(&mut tx, self.prepared, &values);
+        let turned = turned.await.map_err(|error| self.letter_error(error))?;
+        let Some(row) = turned.first() else {
+            tx.rollback().await.map_err(|error| self.letter_error(error))?;
+            return Ok(None);
+        };
+        let letter = self.read_letter(row, key)?;
+        if row.try_get(10).map_err(|error| self.letter_error(error))? {
+            let forget = &self.statements(&mut tx).await?.forget;
+            let forgotten = forget.run(&mut tx, self.prepared, &values).await;
+            forgotten.map_err(|error| self.error(error))?;
+        }
+        self.commit_upkeep(tx).await?;
+        Ok(Some(letter))
+    }
+
+    async fn finish_put_back(&self, info: &DeadLetterInfo) -> Result<bool> {
+        let [id, group] = key_values(&info.key);
+        let (time, _) = info.place().in_ticks(MICROSECOND);
+        let values = [id, group, Value::Time(Some(time.clamp(TIMES.start, TIMES.end)))];
+        self.remove(&self.letter_statements.finish_put_back, &values).await
+    }
+
+    async fn delete_dead_letter(&self, key: &Key) -> Result<bool> {
+        self.remove(&self.letter_statements.delete, &key_values(key)).await
+    }
+}
+
+impl PostgresInbox {
+    /// Runs a statement on dead letters that changes nothing.
+    async fn look(&self, statement: &Statement, values: &[Value<'_>]) -> Result<Vec<PgRow>> {
+        let mut tx = self.open(schema::BEGIN_UPKEEP.into()).await?;
+        let rows = statement.run(&mut tx, self.prepared, values).await;
+        let rows = rows.map_err(|error| self.letter_error(error))?;
+        tx.rollback().await.map_err(|error| self.letter_error(error))?;
+        Ok(rows)
+    }
+
+    /// Runs a statement that removes a dead letter. Says whether it did.
+    async fn remove(&self, statement: &Statement, values: &[Value<'_>]) -> Result<bool> {
+        let mut tx = self.open(schema::BEGIN_UPKEEP.into()).await?;
+        let removed = statement.run(&mut tx, self.prepared, values).await;
+        let removed = !removed.map_err(|error| self.letter_error(error))?.is_empty();
+        self.commit_upkeep(tx).await?;
+        Ok(removed)
+    }
+
+    fn read_info(&self, row: &PgRow, group: &ConsumerGroup) -> Result<DeadLetterInfo> {
+        let id: String = row.try_get(0).map_err(|error| self.letter_error(error))?;
+        let id = MessageId::new(&id)
+            .map_err(|error| Error::new(ErrorKind::Store, "a dead letter has no id").with_source(error))?;
+        let mut info = DeadLetterInfo::new(Key::new(group.clone(), id), "");
+        let state: String = row.try_get(1).map_err(|error| self.letter_error(error))?;
+        info.state = DeadLetterState::from_text(&state)?;
+        let mut read = || {
+            let attempts: i64 = row.try_get(2)?;
+            info.attempts = u32::try_from(attempts.max(0)).unwrap_or(u32::MAX);
+            info.published_at = row.try_get::<Option<i64>, _>(3)?.and_then(time);
+            info.died_at = row
+                .try_get::<Option<i64>, _>(4)?
+                .and_then(time)
+                .unwrap_or(SystemTime::UNIX_EPOCH);
+            info.subject = row.try_get(5)?;
+            info.origin = row.try_get(6)?;
+            info.error = row.try_get(7)?;
+            Ok(())
+        };
+        read().map_err(|error| self.letter_error(error))?;
+        Ok(info)
+    }
+
+    fn read_letter(&self, row: &PgRow, key: &Key) -> Result<DeadLetter> {
+        let info = self.read_info(row, key.group())?;
+        let headers: String = row.try_get(8).map_err(|error| self.letter_error(error))?;
+        let payload: Vec<u8> = row.try_get(9).map_err(|error| self.letter_error(error))?;
+        Ok(DeadLetter::new(info, Headers::from_json(&headers)?, payload))
+    }
+}
+
+/// As PostgreSQL keeps times.
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+/// The times that are written: from the year 1 to the year 9999, in microseconds since 1970.
+const TIMES: Range<i64> = -62_135_596_800_000_000..253_402_300_799_999_999;
+
+/// `None` for a time that makes no sense.
+fn microseconds(time: SystemTime) -> Option<i64> {
+    let micros = match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_micros()).ok(),
+        Err(before) => i64::try_from(before.duration().as_micros()).ok().map(|micros| -micros),
+    };
+    micros.filter(|micros| TIMES.contains(micros))
+}
+
+/// The time so many microseconds after 1970, if there is one.
+fn time(micros: i64) -> Option<SystemTime> {
+    let distance = Duration::from_micros(micros.unsigned_abs());
+    if micros < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    }
+}
+
+fn key_values(key: &Key) -> [Value<'_>; 2] {
+    [Value::Id(*key.id().as_bytes()), Value::Text(Some(key.group().as_str()))]
 }
 
 #[async_trait]
 impl Upkeep for PostgresInbox {
-    /// Makes the table (and its schema, if one was named), or upgrades one of ours. One transaction, under an advisory
+    /// Makes the tables (and their schema, if one was named), or upgrades ours. One transaction, under an advisory
     /// lock that ends with it, so that any number at once do it once; where there is nothing to do, it only looks.
+    ///
+    /// An inbox of an earlier version, or of another program's making, gets the table of dead letters too, beside its own: the
+    /// role must be allowed to make one, or the error ([`ErrorKind::Denied`]) has the SQL for one that may. Claims go on
+    /// without.
     ///
     /// A table that another program made is left as it is if claims can be made in it: with the columns `event_id`
     /// (uuid), `consumer_group` (text), `processed_at` (timestamptz) and a unique key over the first two. nats-outbox's
@@ -919,17 +1176,18 @@ impl Upkeep for PostgresInbox {
         }
     }
 
-    /// Looks at the table, the role's rights and the server's settings: two round trips, reading the catalogue only.
+    /// Looks at the tables, the role's rights and the server's settings: three round trips, reading the catalogue only.
     async fn check(&self) -> Result<Health> {
         let mut tx = self.open(schema::BEGIN_UPKEEP.into()).await?;
         let looked = async {
             let found = Inspection::of(&self.table, &mut tx).await?;
+            let letters = Letters::of(&self.letters, &mut tx).await?;
             let server = Server::of(&self.table, &mut tx).await?;
             tx.rollback().await?;
-            Ok((found, server))
+            Ok((found, letters, server))
         };
-        let (found, server) = looked.await.map_err(|error| self.error(error))?;
-        Ok(self.judge(&found, &server))
+        let (found, letters, server) = looked.await.map_err(|error| self.error(error))?;
+        Ok(self.judge(&found, &letters, &server))
     }
 
     /// One look-up by the key.

@@ -5,6 +5,7 @@
 mod cancel;
 mod claims;
 mod crash;
+mod dead_letters;
 mod guards;
 mod names;
 mod place;

@@ -82,4 +82,15 @@ async fn names_that_cannot_be_are_refused_before_anything_is_sent() {
             .unwrap_err();
         assert!(error.to_string().contains("schema name"), "{error}");
     }
+    // The table of dead letters has a longer name, and PostgreSQL would cut that off in silence.
+    for (length, good) in [(50, true), (51, false), (63, false)] {
+        let store = PostgresInbox::builder(place.pool.clone())
+            .table("x".repeat(length))
+            .build();
+        assert_eq!(store.is_ok(), good, "{length}");
+        if let Err(error) = store {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("50 bytes"), "{error}");
+        }
+    }
 }
