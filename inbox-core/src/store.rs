@@ -31,6 +31,53 @@ use crate::{Claim, ConsumerGroup, DeadLetters, Delivery, ErrorKind, Health, Key,
 ///    of long work must not look old, or it is purged early.
 /// 7. **Cancel-safe.** A future that is dropped at any await leaves the key claimed in `tx` or not, and nothing
 ///    outside `tx`; whoever drops it drops or rolls back `tx` too.
+///
+/// # To begin with
+///
+/// The whole of what there is to write. A tutorial that fills it in, over a database in a file, is `examples/custom-store` in
+/// the repository.
+///
+/// ```no_run
+/// use std::error::Error as StdError;
+///
+/// use inbox_core::{
+///     Claim, ConsumerGroup, Delivery, ErrorKind, Health, InboxStore, Key, Purge, Purged, Record, Result, Transactions,
+///     Upkeep, async_trait,
+/// };
+///
+/// struct MyInbox { /* a pool */ }
+/// struct MyTx { /* the driver's open transaction, rolled back on drop */ }
+///
+/// #[async_trait]
+/// impl InboxStore for MyInbox {
+///     type Tx = MyTx;
+///
+///     async fn try_claim(&self, tx: &mut MyTx, group: &ConsumerGroup, delivery: Delivery) -> Result<Claim> {
+///         todo!("insert the record in `tx`, unless there is one; New if that wrote a row, Duplicate if it is committed")
+///     }
+///
+///     async fn try_claim_batch(&self, tx: &mut MyTx, group: &ConsumerGroup, deliveries: &[Delivery]) -> Result<Vec<Claim>> {
+///         todo!("the same for many: locks in the order of ids, answers in the order of `deliveries`")
+///     }
+/// }
+///
+/// #[async_trait]
+/// impl Transactions for MyInbox {
+///     async fn begin(&self) -> Result<MyTx> { todo!("nothing is left open if this future is dropped") }
+///     async fn commit(&self, tx: MyTx) -> Result<()> { todo!("Ok only if it is stored") }
+///     async fn rollback(&self, tx: MyTx) -> Result<()> { todo!("claim and effects are gone") }
+///     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind> { todo!("the driver's passing errors") }
+/// }
+///
+/// #[async_trait]
+/// impl Upkeep for MyInbox {
+///     async fn setup(&self) -> Result<()> { todo!("create or upgrade; by many at once") }
+///     async fn check(&self) -> Result<Health> { todo!("usable, and set up so that the guarantee holds?") }
+///     async fn find(&self, key: &Key) -> Result<Option<Record>> { todo!("the committed record") }
+///     async fn forget(&self, key: &Key) -> Result<bool> { todo!("remove it; was there one?") }
+///     async fn purge(&self, purge: &Purge) -> Result<Purged> { todo!("at most one step of what is older") }
+/// }
+/// ```
 #[async_trait]
 pub trait InboxStore: Send + Sync + 'static {
     /// The store's own open transaction: owned, and without a lifetime, so that handlers that take it can be spawned.
@@ -43,7 +90,8 @@ pub trait InboxStore: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`ErrorKind::Busy`], [`ErrorKind::Conflict`] and [`ErrorKind::Unavailable`] where running the whole transaction
-    /// again may succeed; [`ErrorKind::Schema`] where [`Upkeep::setup`] is what is missing;
+    /// again may succeed; [`ErrorKind::Schema`], with a text that names `setup`, where [`Upkeep::setup`] is what is missing,
+    /// as with every claim before the first one (a store that needs no setup just works);
     /// [`ErrorKind::TransactionEnded`] where `tx` cannot be used any more.
     async fn try_claim(&self, tx: &mut Self::Tx, group: &ConsumerGroup, delivery: Delivery) -> Result<Claim>;
 
