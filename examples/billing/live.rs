@@ -9,7 +9,7 @@ use inbox::nats::async_nats::jetstream::consumer::pull::Config;
 use inbox::nats::async_nats::jetstream::{self, Context};
 use inbox::nats::async_nats::{ConnectOptions, ServerAddr};
 use inbox::nats::{JetStreamConsumer, JetStreamMessage};
-use inbox::{BoxError, ConsumerOptions, Error, Inbox};
+use inbox::{BoxError, ConsumerOptions, Error, Inbox, Transactions};
 
 use crate::{Args, Delivery, Ledger, Result, Tx, crash_if};
 
@@ -19,13 +19,21 @@ pub(crate) async fn bill<L: Ledger>(inbox: &Inbox<L::Inbox>, url: &str, args: &A
     let context = jetstream::new(connect(url).await?);
     let consumer = consumer(&context, &args.stream, &args.durable).await?;
     let crash_at = args.crash_at.map(NonZeroUsize::get);
+    // SQLite has one writer; a pool has so many connections.
+    let workers = match inbox.store().max_transactions() {
+        Some(most) if most < args.workers => {
+            eprintln!("this store has {most} transactions at once at the most, so that is how many workers there are");
+            most
+        }
+        _ => args.workers,
+    };
     let (handled, group) = (&AtomicUsize::new(0), inbox.group().as_str());
 
     let summary = JetStreamConsumer::builder(consumer.clone(), inbox.clone())
         .with(
             ConsumerOptions::new()
                 .batch(args.batch.unwrap_or(BATCH))
-                .concurrency(args.workers),
+                .concurrency(workers),
         )
         .handler(async |tx: &mut Tx<L>, message: &JetStreamMessage| {
             let number = handled.fetch_add(1, Ordering::Relaxed) + 1;
