@@ -30,13 +30,23 @@ pub(crate) fn kind_of(error: &RedisError) -> ErrorKind {
     }
 }
 
-/// Our error for a driver's error met while `doing` something (said as in "could not ...").
+/// Our error for a driver's error met in a transaction while `doing` something (said as in "could not ...").
 pub(crate) fn driver_error(doing: &str, error: RedisError) -> Error {
+    error_of(doing, error, "; nothing was written, run the transaction again")
+}
+
+/// The same for a command by itself, whose answer may be what was lost. There is none that cannot be given again.
+pub(crate) fn command_error(doing: &str, error: RedisError) -> Error {
+    error_of(doing, error, "; do it again, which is harmless if it was done")
+}
+
+fn error_of(doing: &str, error: RedisError, unavailable: &str) -> Error {
     let kind = kind_of(&error);
     let remedy = match kind {
-        ErrorKind::Unavailable => "; nothing was written, run the transaction again",
+        ErrorKind::Unavailable => unavailable,
         ErrorKind::Denied => {
-            "; let the user run WATCH, MGET, GET, TIME, MULTI, EXEC, UNWATCH, SET and DEL on the inbox's keys"
+            "; let the user run WATCH, MGET, GET, TIME, MULTI, EXEC, UNWATCH, SET and DEL on the inbox's keys, and EVAL, \
+             HGET, HMGET, HGETALL, HSET, ZADD, ZREM and ZRANGE for dead letters"
         }
         ErrorKind::InvalidInput if error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot) => {
             "; in a cluster all keys of a transaction must be in one slot: set a tag and use it in the business keys too"

@@ -37,7 +37,14 @@
 //!
 //! A string a record: key `inbox:{TAG}:GROUP:ID`, value `2026-12-01T04:00:00.123Z claim=TOKEN` with ` payload=FINGERPRINT`
 //! where there is one, and a time to live, the retention.
+//!
+//! A hash a dead letter, without a time to live: key `inbox:{TAG}:GROUP:ID:letter`, fields `state`, `subject`, `origin`,
+//! `error`, `attempts`, `published_at`, `died_at`, `headers` (JSON) and `payload`. And a sorted set a group that has any, key
+//! `inbox:{TAG}:GROUP:letters`, every score 0, members `2026-12-01T04:00:00.123456Z ID`, so that they stand in the order of
+//! time and id. Both change in one script or `EXEC`. A transaction that keeps or removes a letter before it claims anything
+//! leaves a string behind for an hour, key `inbox:{TAG}:GROUP:ID:letter:TOKEN`, by which a lost commit is found out about.
 
+mod dead_letters;
 mod error;
 mod keys;
 mod store;

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use deadpool::Runtime;
 use deadpool::managed::{Manager, Metrics, Object, Pool, RecycleResult};
 use inbox_core::{
-    Claim, ConsumerGroup, Delivery, Error, ErrorKind, Health, InFlight, InboxStore, Key, Processed, Purge, Purged,
-    Record, Result, Transactions, Upkeep,
+    Claim, ConsumerGroup, DeadLetters, Delivery, Error, ErrorKind, Health, InFlight, InboxStore, Key, Processed, Purge,
+    Purged, Record, Result, Transactions, Upkeep,
 };
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -19,7 +19,7 @@ use redis::{
 };
 use uuid::Uuid;
 
-use crate::error::{driver_error, kind_of, pool_error};
+use crate::error::{command_error, driver_error, kind_of, pool_error};
 use crate::keys::{self, Claimed, Keys, Value};
 use crate::tx::{RedisTx, token_of};
 
@@ -50,15 +50,28 @@ const OLDEST: (u32, u32) = (6, 2);
 /// eviction policy that drops keys, a disk that is written later than the answer, a replica in the primary's place.
 /// Replication is asynchronous, so a failover may forget a record and its effects together, though their message was
 /// acknowledged; [`Builder::wait_for`] narrows that and does not close it. For money, take a SQL store.
+///
+/// # Dead letters
+///
+/// Kept in the transaction that gives the message up, one hash each, **without a time to live**: nothing but putting back or
+/// deleting removes one, so look after them. They are whole payloads in memory. An `allkeys` eviction policy would drop them,
+/// and [`check`](Upkeep::check) asks for `noeviction`. The record of the message has its time to live all the same: a
+/// delivery after that is handled again, with the letter still there.
+///
+/// In a cluster a letter, the list that it stands in and its record must be in one slot, so dead letters need a
+/// [tag](Builder::tag). Without one, [`dead_letters`](Transactions::dead_letters) is `None` there: a consumer works, never
+/// gives a message up, and warns of it; calling [`DeadLetters`] itself is [`ErrorKind::Unsupported`].
 #[derive(Clone)]
 pub struct RedisInbox {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 pub(crate) struct Shared {
     pool: Pool<Connector>,
     pub(crate) pool_size: usize,
-    keys: Keys,
+    pub(crate) keys: Keys,
+    /// Whether the server was a cluster's when the store connected, as far as it says.
+    cluster: bool,
     pub(crate) retention: Duration,
     pub(crate) wait_for: Option<WaitFor>,
     pub(crate) find_out_within: Duration,
@@ -117,8 +130,14 @@ impl Shared {
         self.pool.get().await.map_err(pool_error)
     }
 
+    /// Whether dead letters can be kept: not where a letter, the list that it stands in and its record are in different
+    /// slots.
+    pub(crate) const fn keeps_letters(&self) -> bool {
+        !self.cluster || self.keys.has_tag()
+    }
+
     /// A connection that was not there before.
-    async fn fresh(&self) -> Result<MultiplexedConnection> {
+    pub(crate) async fn fresh(&self) -> Result<MultiplexedConnection> {
         let connected = self.pool.manager().create().await;
         Ok(connected
             .map_err(|error| driver_error("connect to Redis", error))?
@@ -226,7 +245,7 @@ impl RedisInbox {
         &self,
         connection: &mut MultiplexedConnection,
         token: Uuid,
-        Claimed { key, fingerprint }: &Claimed,
+        Claimed { key, fingerprint, .. }: &Claimed,
     ) -> Result<Option<Vec<u8>>, RedisError> {
         // The server's clock would take a round trip of its own; this time is for people to read, the time to live is
         // the server's.
@@ -241,12 +260,12 @@ impl RedisInbox {
         keys::get(key).query_async(connection).await
     }
 
-    async fn command<T: redis::FromRedisValue>(&self, command: &Cmd, doing: &str) -> Result<T> {
+    pub(crate) async fn command<T: redis::FromRedisValue>(&self, command: &Cmd, doing: &str) -> Result<T> {
         let mut connection = self.shared.fresh().await?;
         command
             .query_async(&mut connection)
             .await
-            .map_err(|error| driver_error(doing, error))
+            .map_err(|error| command_error(doing, error))
     }
 }
 
@@ -344,6 +363,23 @@ impl Transactions for RedisInbox {
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
         error.downcast_ref().map(kind_of)
     }
+
+    fn max_transactions(&self) -> Option<NonZeroUsize> {
+        NonZeroUsize::new(self.shared.pool_size)
+    }
+
+    fn retention(&self) -> Option<Duration> {
+        Some(self.shared.retention)
+    }
+
+    /// `None` in a cluster where the store has no [tag](Builder::tag), and a warning that says so.
+    fn dead_letters(&self) -> Option<&dyn DeadLetters<Tx = RedisTx>> {
+        if self.shared.keeps_letters() {
+            return Some(self);
+        }
+        tracing::warn!("in a cluster, dead letters are kept only by a store with a tag; set one with Builder::tag");
+        None
+    }
 }
 
 #[async_trait]
@@ -357,6 +393,13 @@ impl Upkeep for RedisInbox {
         let mut connection = self.shared.fresh().await?;
         let mut health = Health::new();
         examine(&mut connection, self.shared.flushed, &mut health).await?;
+        if !self.shared.keeps_letters() {
+            health.warning(
+                "the server is a cluster's and the store has no tag: a transaction can have one claim only, and no dead \
+                 letters can be kept",
+                "set a tag with Builder::tag",
+            );
+        }
         Ok(health)
     }
 
@@ -432,9 +475,12 @@ async fn examine(connection: &mut MultiplexedConnection, asked: Flushed, health:
     };
     let policy = setting(connection, "maxmemory-policy").await?.unwrap_or_default();
     if policy != "noeviction" {
-        let what = format!(
+        let mut what = format!(
             "maxmemory-policy is {policy}: with memory short, Redis drops records, and their messages are new again"
         );
+        if policy.starts_with("allkeys") {
+            what.push_str("; it drops dead letters too, and their messages are lost");
+        }
         let remedy = "set maxmemory-policy to noeviction";
         if memory == "0" {
             health.warning(format!("{what}; there is no limit (maxmemory) now"), remedy);
@@ -577,7 +623,8 @@ impl Builder {
 
     /// The tag of every key, which puts them all in one slot of a cluster, and business keys that have the same tag with
     /// them: `{billing}:invoices`. Unless set, every record has its id for a tag, so that records spread over the slots; a
-    /// transaction in a cluster can then have one claim only, and effects only under keys with that id for a tag.
+    /// transaction in a cluster can then have one claim only, and effects only under keys with that id for a tag, and the
+    /// store keeps no dead letters there, as a letter and its group's list would be in different slots.
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.tag = Some(tag.into());
         self
@@ -645,25 +692,25 @@ impl Builder {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(Some(self.response_timeout.max(longest)));
-        let pool = Pool::builder(Connector { client, config })
+        let pool: Pool<Connector> = Pool::builder(Connector { client, config })
             .max_size(self.pool_size.get())
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(self.pool_timeout))
             .build()
             .map_err(|error| Error::new(ErrorKind::Store, "could not make a pool").with_source(error))?;
-        let inbox = RedisInbox {
+        let cluster = pool.get().await.map_err(pool_error)?.cluster;
+        Ok(RedisInbox {
             shared: Arc::new(Shared {
                 pool,
                 pool_size: self.pool_size.get(),
                 keys,
+                cluster,
                 retention: self.retention,
                 wait_for: self.wait_for,
                 find_out_within: self.response_timeout,
                 flushed: self.flushed,
             }),
-        };
-        drop(inbox.shared.connection().await?);
-        Ok(inbox)
+        })
     }
 }
 

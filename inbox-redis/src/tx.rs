@@ -11,7 +11,7 @@ use redis::{Cmd, FromRedisValue, Pipeline, RedisError, ToRedisArgs, Value as Rep
 use uuid::Uuid;
 
 use crate::error::{driver_error, kind_of};
-use crate::keys::{self, Claimed, Value};
+use crate::keys::{self, Claimed, Letter, Value};
 use crate::store::{Connected, Connector, Shared};
 
 /// An open transaction of a [`RedisInbox`](crate::RedisInbox), on a connection that nobody else uses.
@@ -26,7 +26,7 @@ use crate::store::{Connected, Connector, Shared};
 ///
 /// A queued command that the server **refuses** (unknown, wrong number of arguments, no memory, no permission) voids all
 /// of them. A queued command that **fails when it is run** (a list command on a string) does not undo the others: they
-/// stay. The commit then reports it and takes the record back, so that the message comes again; effects which can be run
+/// stay, dead letters among them. The commit then reports it and takes the record back, so that the message comes again; effects which can be run
 /// twice, or whose types are sure, keep clear of this.
 ///
 /// # Dropped
@@ -40,6 +40,7 @@ pub struct RedisTx {
     claimed: Vec<Claimed>,
     /// Where in `claimed` a key is: of as many as there are in it. Most transactions claim once and never ask.
     places: HashMap<String, usize>,
+    letters: Vec<Letter>,
     pipe: Pipeline,
     slot: Option<u16>,
     /// The server's time, and when it was that: a consumer's clock says what passed since, never what time it is.
@@ -93,6 +94,7 @@ impl RedisTx {
             token: Uuid::new_v4(),
             claimed: Vec::new(),
             places: HashMap::new(),
+            letters: Vec::new(),
             pipe: Pipeline::new(),
             slot: None,
             clock: None,
@@ -176,6 +178,22 @@ impl RedisTx {
         self.claimed.extend(claimed);
     }
 
+    /// Notes what becomes of a dead letter at the commit.
+    ///
+    /// No round trip where a message was claimed before. Otherwise one, which asks for the time and watches a key that is
+    /// nobody else's, by whose record a lost commit is found out about.
+    pub(crate) async fn change_letter(&mut self, letter: Letter) -> Result<()> {
+        self.stay_in_slot(letter.hash.as_bytes())?;
+        self.stay_in_slot(letter.list.as_bytes())?;
+        if self.claimed.is_empty() {
+            let witness = Claimed::witness(&letter.hash, self.token);
+            self.look(std::slice::from_ref(&witness.key)).await?;
+            self.note([witness]);
+        }
+        self.letters.push(letter);
+        Ok(())
+    }
+
     /// The server's time now.
     fn now(&self) -> Option<SystemTime> {
         let (time, since) = self.clock?;
@@ -246,9 +264,9 @@ impl RedisTx {
         }
     }
 
-    /// `MULTI`, the records, the effects, `EXEC`: one round trip.
+    /// `MULTI`, the records, the dead letters, the effects, `EXEC`: one round trip.
     pub(crate) async fn commit(mut self) -> Result<()> {
-        if self.claimed.is_empty() && self.pipe.is_empty() {
+        if self.claimed.is_empty() && self.letters.is_empty() && self.pipe.is_empty() {
             return self.roll_back().await;
         }
         for effect in self.pipe.cmd_iter() {
@@ -283,13 +301,18 @@ impl RedisTx {
 
     fn commands(&self) -> Pipeline {
         // Not the driver's own atomic mode, which takes a lost watch for success and tells no command's error apart.
-        let mut commands = Pipeline::with_capacity(self.claimed.len() + self.pipe.len() + 2);
+        let mut commands = Pipeline::with_capacity(self.claimed.len() + self.letters.len() + self.pipe.len() + 2);
         commands.add_command(cmd("MULTI"));
         // Stamped with the time now, so that age counts from the end of the work.
-        let head = Value::head(self.now().unwrap_or(UNIX_EPOCH), self.token);
-        for Claimed { key, fingerprint } in &self.claimed {
-            let value = Value::write(&head, *fingerprint);
-            commands.add_command(keys::record(key, &value, self.shared.retention));
+        let now = self.now().unwrap_or(UNIX_EPOCH);
+        let head = Value::head(now, self.token);
+        for claimed in &self.claimed {
+            let value = Value::write(&head, claimed.fingerprint);
+            let lives = claimed.lives.unwrap_or(self.shared.retention);
+            commands.add_command(keys::record(&claimed.key, &value, lives));
+        }
+        for letter in &self.letters {
+            commands.add_command(letter.command(now));
         }
         for effect in self.pipe.cmd_iter() {
             commands.add_command(effect.clone());
@@ -334,8 +357,9 @@ impl RedisTx {
         {
             return Err(broken_watch(lost.0, &lost.1.key));
         }
-        let failed = first_error(self.pipe.cmd_iter(), effects);
-        match failed {
+        // Letters and effects: what is behind MULTI and the records.
+        let behind = commands.cmd_iter().skip(1 + self.claimed.len());
+        match first_error(behind, effects) {
             None => Ok(()),
             Some((command, error)) => Err(self.take_back(&command, error).await),
         }
@@ -536,7 +560,9 @@ fn shown(command: &Cmd) -> String {
             if !text.is_empty() {
                 text.push(' ');
             }
-            text.push_str(&String::from_utf8_lossy(bytes));
+            // Of a script, the first line.
+            let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            text.push_str(&String::from_utf8_lossy(line));
         }
         if text.chars().count() > 100 {
             return text.chars().take(100).chain("...".chars()).collect();
@@ -557,6 +583,7 @@ impl fmt::Debug for RedisTx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisTx")
             .field("claimed", &self.claimed)
+            .field("letters", &self.letters.len())
             .field("queued", &self.pipe.len())
             .finish_non_exhaustive()
     }
